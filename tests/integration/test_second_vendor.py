@@ -121,7 +121,7 @@ class TestAcme(Contract):
     )
 
     @ONE
-    def test_with_the_runtime_nothing_is_undone(
+    def test_the_runtime_leaves_no_operation_undone(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         bundle.environ(f"{ASK}=0")
@@ -131,7 +131,7 @@ class TestAcme(Contract):
         assert entry["devices"] == ["A-0000"]
 
     @ONE
-    def test_the_process_that_stands_ready_serves_it(
+    def test_the_prefork_server_gives_npus_and_sees_their_state_change(
         self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
         """And notices what becomes of its devices."""
@@ -186,7 +186,9 @@ class TestAcme(Contract):
         assert [entry["warnings"] for entry in entries] == [words, words]
 
     @ONE
-    def test_one_root_for_all_vendors(self, bundle: Bundle, config: Path, devices: Devices) -> None:
+    def test_a_single_driver_root_setting_applies_to_every_vendor(
+        self, bundle: Bundle, config: Path, devices: Devices
+    ) -> None:
         """NVIDIA's setting is every vendor's, and ours comes before it."""
         text = re.sub(r"driver-roots = .*\n", "", config.read_text())
         own = f'root = "{devices.root}"\n'

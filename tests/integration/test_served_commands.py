@@ -27,7 +27,7 @@ from harness.namespaces import Namespace
 )
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("of_tests", [False, True])
-def test_as_if_it_were_started(
+def test_a_served_command_has_the_same_effects_as_a_started_one(
     installation: Installation,
     configs: dict[str, Path],
     v1: Namespace,

@@ -82,7 +82,7 @@ def test_nothing_listens_without_an_address(node: Node) -> None:
     assert not node.said("Metrics at")
 
 
-def test_a_wrong_address_is_said(node: Node) -> None:
+def test_an_invalid_metrics_address_ends_the_service_with_an_error(node: Node) -> None:
     node.simulate("--gpus=1")
     node.start(metrics_listen="nowhere")
     assert node.process is not None

@@ -53,7 +53,9 @@ def test_layout(built: Built) -> None:
     assert (root / f"lib/firmware/nvidia/{version}/gsp_tu10x.bin").stat().st_size > 10_000_000
 
 
-def test_the_packages_are_left_alone(built: Built, driver_files: Path) -> None:
+def test_simulating_over_driver_packages_leaves_their_files_unchanged(
+    built: Built, driver_files: Path
+) -> None:
     name = f"{built.library_dir.lstrip('/')}/libcuda.so.{built.driver_version}"
     assert (driver_files / name).stat().st_size > 10_000_000
 

@@ -198,7 +198,7 @@ def test_other_library_folder_and_32_bit(folder: Path) -> None:
     assert cuda == {0x0303: "/usr/lib64/libcuda.so.1", 0x0003: "/usr/lib/libcuda.so.1"}
 
 
-def test_not_loaded_leaves_files_alone(folder: Path) -> None:
+def test_a_driver_that_is_not_loaded_has_libraries_but_no_nodes(folder: Path) -> None:
     root = folder / "root"
     build(Options(root=str(root), failure=Failure.NOT_LOADED))
     assert (root / LIBRARY_DIR / "libcuda.so.1").exists()
@@ -295,7 +295,7 @@ def test_root_through_a_link(folder: Path) -> None:
     assert not (folder / "real").exists()
 
 
-def test_nobody_may_not(folder: Path) -> None:
+def test_a_user_other_than_root_is_refused(folder: Path) -> None:
     script = (
         "import os; os.setresuid(65534, 65534, 65534)\n"
         "from gpuhook_simulate.place import check_place\n"
@@ -349,7 +349,7 @@ def test_no_other_user_leads_root_elsewhere(folder: Path, way: str) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
-def test_what_a_killed_build_leaves_goes_with_the_next(folder: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed_by_the_next(folder: Path) -> None:
     root = folder / "root"
     command = [sys.executable, "-c", KILLED, str(root)]
     for _ in range(2):

@@ -108,7 +108,7 @@ def test_options_can_be_searched() -> None:
     assert json.loads(done.stdout) == [*SEARCHES.values(), "--gpus"]
 
 
-def test_whatever_is_wrong_with_a_page_is_said(tree: Path) -> None:
+def test_every_fault_in_a_page_gives_a_warning(tree: Path) -> None:
     with (tree / "docs/faq.md").open("a") as page:
         page.writelines(f"\n\n{fault}\n" for fault in FAULTS)
     (tree / "docs/orphan.md").write_text("# No menu has this page\n")
@@ -118,7 +118,7 @@ def test_whatever_is_wrong_with_a_page_is_said(tree: Path) -> None:
         assert [each for each in warnings if said in each.partition("INFO")[0]], said
 
 
-def test_a_folder_of_somebody_else_is_not_emptied(tree: Path) -> None:
+def test_a_folder_with_other_files_is_refused_and_not_emptied(tree: Path) -> None:
     done = run([tree / "scripts/docs", tree / "docs"]).failed()
     assert "name a folder that is new or empty" in done.stderr
     assert (tree / "docs/index.md").is_file()

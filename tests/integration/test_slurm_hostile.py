@@ -157,7 +157,7 @@ def test_a_users_filesystem_where_no_epilog_ran(scripts: Scripts, folder: Path, 
 @pytest.mark.protects(
     "users-mounts-detached", "what a user has mounted is detached", instead="pass"
 )
-def test_what_is_mounted_stays_whole_and_another_jobs_stays(
+def test_an_epilog_keeps_mounted_files_and_the_folders_of_other_jobs(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
     """Filesystems on top of each other, hidden by others, and full of undeletable files."""
@@ -200,7 +200,7 @@ def test_a_filesystem_that_users_fill_drains_no_node(scripts: Scripts, folder: P
     assert jobs_in(folder) == [f"{BEA}.7"]
 
 
-def test_what_an_epilog_left_is_removed_later(scripts: Scripts, folder: Path) -> None:
+def test_leftovers_of_an_earlier_epilog_are_removed(scripts: Scripts, folder: Path) -> None:
     scripts.prolog(folder, ADA, 5).ok()
     (folder / ".removed/0123.4/a/b").mkdir(parents=True)
     (folder / ".removed/0123.4/a/file").touch()

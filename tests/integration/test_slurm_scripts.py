@@ -48,7 +48,7 @@ def look(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.protects("job-owner", "Slurm: a job's folder is its user's")
-def test_each_job_has_a_folder_that_is_its_users_alone(scripts: Scripts, folder: Path) -> None:
+def test_each_job_folder_is_accessible_to_its_user_alone(scripts: Scripts, folder: Path) -> None:
     for user, job in ((ADA, 5), (BEA, 6), (ADA, 7), (0, 8)):
         scripts.prolog(folder, user, job).ok()
         assert look(folder / f"{user}.{job}") == (user, 0o700)
@@ -85,7 +85,7 @@ def test_a_user_puts_a_link_where_the_next_folder_will_be(
     instead="return os.open(name, _FOLDER & ~os.O_NOFOLLOW, dir_fd=parent)",
 )
 @pytest.mark.parametrize("kind", ["link", "dead link", "file", "pipe"])
-def test_what_is_no_folder_is_left_as_it_is(
+def test_a_job_folder_path_that_is_no_folder_is_refused_and_unchanged(
     scripts: Scripts, site: Path, folder: Path, kind: str
 ) -> None:
     victim = site / "victim"

@@ -62,7 +62,7 @@ def test_exactly_the_requested_gpus(
 
 
 @ONE
-def test_a_container_that_asks_for_nothing_is_left_alone(
+def test_the_spec_of_a_container_without_a_request_is_unchanged(
     bundle: GpuBundle, spec_env: dict[str, str]
 ) -> None:
     before = Path(bundle.config).read_bytes()

@@ -231,7 +231,7 @@ def test_terminals_that_cannot_do_much(driver: Driver, configs: dict[str, Path])
         assert seen.process.wait(PATIENCE) == 0
 
 
-def test_one_look_has_what_the_simulator_says(
+def test_a_single_report_matches_the_simulated_usage(
     driver: Driver, configs: dict[str, Path], container: Bundle
 ) -> None:
     used, idle = driver.gpus[0].uuid, driver.gpus[7].uuid
@@ -256,7 +256,7 @@ def test_one_look_has_what_the_simulator_says(
     assert "\x1b" not in text
 
 
-def test_of_some_gpus_and_containers_only(
+def test_reports_can_be_limited_to_gpus_and_containers(
     driver: Driver, configs: dict[str, Path], container: Bundle
 ) -> None:
     def found(name: str, *options: str) -> Any:
@@ -277,7 +277,7 @@ def test_of_some_gpus_and_containers_only(
         assert words in done.stderr
 
 
-def test_a_pipe_gets_one_look_after_the_other(driver: Driver, configs: dict[str, Path]) -> None:
+def test_a_pipe_gets_repeated_reports(driver: Driver, configs: dict[str, Path]) -> None:
     argv = [*STARTED, "--interval=0.2", "--config", str(configs["runc"])]
     for options, is_one in (([], b"GPU "), (["--format=json"], b'{"time": ')):
         with subprocess.Popen([*argv, *options], stdout=subprocess.PIPE) as process:

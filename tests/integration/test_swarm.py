@@ -151,7 +151,9 @@ def test_service_that_asks_for_two(node: Swarm, driver: Driver) -> None:
     assert node.look("without").nodes == {}
 
 
-def test_what_an_image_asks_for_does_not_count(node: Swarm, driver: Driver) -> None:
+def test_nvidia_visible_devices_does_not_override_the_swarm_resource(
+    node: Swarm, driver: Driver
+) -> None:
     """CUDA's images say NVIDIA_VISIBLE_DEVICES=all themselves."""
     node.service("asks", *ONE, "--env", "NVIDIA_VISIBLE_DEVICES=all")
     assert len(gpus_of(node, driver, "asks")["asks"]) == 1
@@ -184,7 +186,7 @@ def test_leases_hold_beside_the_swarms_own_count(node: Swarm, driver: Driver) ->
     assert len(gpus_of(node, driver, "waits")["waits"]) == 1
 
 
-def test_daemon_json_is_undone(
+def test_install_adds_swarm_resources_and_uninstall_removes_them(
     installer: Installer, driver: Driver, amd: Devices, config: Path
 ) -> None:
     before = '{"node-generic-resources": ["SSD=fast"], "default-runtime": "runc"}'

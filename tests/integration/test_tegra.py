@@ -109,7 +109,7 @@ def check_inside(done: Result, tegra: Devices, *more: str, links: bool = True) -
 # What is found ---------------------------------------------------------------------------------
 
 
-def test_what_is_found(tegra: Devices) -> None:
+def test_discovery_finds_the_tegra_device_nodes_and_files(tegra: Devices) -> None:
     found = discover(settings(tegra.root))
     assert found.platform == "tegra"
     [device] = found.devices
@@ -136,7 +136,7 @@ def test_nothing_comes_from_outside_the_root(copy: Path) -> None:
     assert not [each for each in found.files if each.target == "/dev/nvmap"]
 
 
-def test_what_comes_with_a_folder_comes_once(copy: Path) -> None:
+def test_a_file_within_a_listed_folder_is_not_added_separately(copy: Path) -> None:
     found = listed(copy, "lib, /usr/share/nvpmodel/one.conf", "dir, /usr/share/nvpmodel")
     assert not [each for each in found.files if each.target.endswith("one.conf")]
 
@@ -169,7 +169,7 @@ def with_nvml(installation: Installation, workspace: Path, tegra: Devices) -> It
         run([installation.command, "simulate", "--remove", root]).ok()
 
 
-def test_another_gpu_with_a_driver_counts_alone(with_nvml: Path) -> None:
+def test_an_nvml_driver_without_tegra_gpus_is_not_treated_as_tegra(with_nvml: Path) -> None:
     """An NVML that knows none of Tegra's own GPUs: what the platform probe calls NVML."""
     found = discover(settings(with_nvml))
     assert (found.platform, len(found.gpus)) == ("", 1)
@@ -261,7 +261,7 @@ def test_none_gets_no_node(bundle: Bundle, config: Path, tegra: Devices) -> None
 
 
 @ONE
-def test_what_does_not_exist_is_refused(bundle: Bundle, config: Path, tegra: Devices) -> None:
+def test_a_missing_device_is_refused(bundle: Bundle, config: Path, tegra: Devices) -> None:
     bundle.environ(f"{ASK}=1")
     assert "no GPU or MIG device '1': it has 0" in tegra.refused(bundle, config)
 

@@ -401,36 +401,36 @@ def test_the_document_is_about_these_texts() -> None:
 
 
 @pytest.mark.parametrize("heading", OURS)
-def test_what_gpuhook_says(scene: Scene, heading: str) -> None:
+def test_documented_gpuhook_errors_occur(scene: Scene, heading: str) -> None:
     assert_says(OURS[heading](scene), heading)
 
 
 @pytest.mark.parametrize("heading", DOCKERS)
-def test_what_docker_says(bare: Docker, heading: str) -> None:
+def test_documented_docker_errors_occur(bare: Docker, heading: str) -> None:
     assert_says(DOCKERS[heading](bare), heading)
 
 
-def test_what_docker_says_of_a_cdi_name(bare: Docker) -> None:
+def test_the_documented_docker_error_for_a_cdi_name_occurs(bare: Docker) -> None:
     done = by_runc(bare, "--device=nvidia.com/gpu=0", DEBIAN, "true").failed()
     assert [text for text in CDI if text in done.stderr], str(done)
 
 
-def test_what_docker_says_of_an_unknown_runtime(bare: Docker) -> None:
+def test_the_documented_docker_error_for_an_unknown_runtime_occurs(bare: Docker) -> None:
     done = by_runc(bare, "--runtime=gpu-py", DEBIAN, "true").failed()
     assert [text for text in RUNTIME if text in done.stderr], str(done)
 
 
-def test_what_podman_says(podman_runtime: Podman) -> None:
+def test_the_documented_podman_error_for_an_unknown_runtime_occurs(podman_runtime: Podman) -> None:
     done = podman_runtime.namespace.run("podman", "--runtime=gpu-py", "run", "IMAGE")
     assert_says(done, 'default OCI runtime "gpu-py" not found: invalid argument')
 
 
-def test_what_podman_says_of_a_cdi_name(podman_runtime: Podman) -> None:
+def test_the_documented_podman_error_for_an_unknown_cdi_name_occurs(podman_runtime: Podman) -> None:
     done = podman_runtime.run(DEBIAN, "true", options=("--device=maker.example/card=0",))
     assert_says(done, "unresolvable CDI devices ...")
 
 
-def test_what_ctr_says(containerd_runc: Containerd) -> None:
+def test_the_documented_ctr_error_for_the_gpus_option_occurs(containerd_runc: Containerd) -> None:
     done = containerd_runc.call("run", "--rm", "--gpus=0", DEBIAN, "troubleshooting", "true")
     containerd_runc.call("container", "rm", "troubleshooting")
     assert_says(done, 'exec: "nvidia-container-cli": executable file not found in $PATH')

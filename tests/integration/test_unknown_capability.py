@@ -85,7 +85,7 @@ def test_the_commands_show_it(asking: GpuBundle, driver: Driver) -> None:
 
 @pytest.mark.parametrize("ours", ["helper = true", "helper = false"])
 @ONE
-def test_where_less_is_supported_it_is_refused(
+def test_an_unknown_capability_is_refused_if_the_supported_set_is_limited(
     asking: GpuBundle, driver: Driver, ours: str
 ) -> None:
     config = configured(asking, driver, ours=ours)

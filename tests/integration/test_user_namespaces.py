@@ -88,7 +88,7 @@ def assert_sees_its_gpus(done: Result, driver: Driver) -> None:
     [["helper = true"], ["helper = false"], ['mode = "spec"', 'exclusive = ["nvidia.com/gpu"]']],
     ids=["helper", "hook", "lease"],
 )
-def test_by_gpu_py(
+def test_gpu_py_gives_gpus_in_a_user_namespace(
     mapped: GpuBundle, driver: Driver, config: Path, lines: list[str], named: bool
 ) -> None:
     configure(config, *lines)
@@ -99,7 +99,7 @@ def test_by_gpu_py(
     assert_sees_its_gpus(done, driver)
 
 
-def test_by_the_process_that_stands_ready(site: Site) -> None:
+def test_the_prefork_server_gives_gpus_in_a_user_namespace(site: Site) -> None:
     site.stand()
     mapped = site.bundle
     assert isinstance(mapped, GpuBundle)
@@ -110,7 +110,9 @@ def test_by_the_process_that_stands_ready(site: Site) -> None:
 
 
 @pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
-def test_by_an_engines_hook(mapped: GpuBundle, driver: Driver, config: Path, stage: str) -> None:
+def test_an_engine_hook_gives_gpus_in_a_user_namespace(
+    mapped: GpuBundle, driver: Driver, config: Path, stage: str
+) -> None:
     """The command line of the low-level runtime names the bundle, as engines' do."""
     mapped.by_hook(config, stage)
     with nothing_left(driver.root, pid=mapped.namespace.pid):
@@ -193,7 +195,9 @@ def one(
 @pytest.mark.parametrize(
     "options", [["--userns=auto:size=4096"], ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]]
 )
-def test_by_podman(one: Podman, driver: Driver, options: list[str]) -> None:
+def test_podman_gives_gpus_in_a_user_namespace(
+    one: Podman, driver: Driver, options: list[str]
+) -> None:
     allow_user_range("containers", 2_000_000, 1_000_000)
     words = ["sh", "-c", CHECK, "sh", "nvidia-smi", "-L"]
     with nothing_left(driver.root, pid=one.pid):

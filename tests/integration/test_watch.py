@@ -240,7 +240,7 @@ def test_a_driver_that_goes_is_told_once(watched: Watched) -> None:
     watched.wait_for("2 GPUs")
 
 
-def test_a_process_stands_ready_as_long_as_it_runs(watched: Watched) -> None:
+def test_watch_replaces_a_killed_prefork_server_and_ends_it_at_exit(watched: Watched) -> None:
     watched.wait_for("1 GPUs")
     folder = Path(f"/run/gpuhook/launcher{watched.config}/ready")
 
@@ -259,7 +259,9 @@ def test_a_process_stands_ready_as_long_as_it_runs(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_told(watched: Watched, number: signal.Signals) -> None:
+def test_a_termination_signal_ends_watch_with_status_0(
+    watched: Watched, number: signal.Signals
+) -> None:
     watched.wait_for("1 GPUs")
     watched.process.send_signal(number)
     assert watched.process.wait(10.0) == 0

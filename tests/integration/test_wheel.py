@@ -71,7 +71,7 @@ def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
     assert not any(name.endswith(".c") for name in names)
 
 
-def test_what_simulates_is_a_wheel_of_its_own(tmp_path: Path) -> None:
+def test_the_simulator_is_built_as_a_separate_wheel(tmp_path: Path) -> None:
     package = REPOSITORY / "simulate/src"
     wheel = zipfile.ZipFile(build("wheel", REPOSITORY / "simulate", tmp_path))
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == {
@@ -151,7 +151,7 @@ def test_without_a_compiler_pip_says_what_to_install(compiler: str, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_what_pip_is_told(wheel: zipfile.ZipFile) -> None:
+def test_wheel_metadata_names_python_version_and_dependencies(wheel: zipfile.ZipFile) -> None:
     info = members(wheel, ".dist-info/")
     text = wheel.read(info["METADATA"]).decode()
     assert "Requires-Python: >=3.11\n" in text

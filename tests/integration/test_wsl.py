@@ -105,7 +105,7 @@ def check_inside(done: Result, wsl: Devices, *, links: bool = True) -> None:
     assert all(uuid in done.stdout for uuid in uuids(wsl))
 
 
-def test_what_is_found(wsl: Devices) -> None:
+def test_discovery_finds_the_wsl_gpus_and_driver_files(wsl: Devices) -> None:
     found = found_in(wsl.root)
     assert found.platform == "wsl"
     assert [gpu.uuid for gpu in found.gpus] == uuids(wsl)
@@ -123,7 +123,7 @@ def test_a_driver_of_windows_may_have_more(copy: Path, name: str) -> None:
     assert f"{STORE}/{name}" in {file.path for file in found_in(copy).files}
 
 
-def test_of_several_drivers_the_one_with_the_newest_library_is_used(copy: Path) -> None:
+def test_the_driver_with_the_newest_library_is_used(copy: Path) -> None:
     os.utime(copy / OLDER.lstrip("/") / "libcuda.so.1.1")
     paths = [file.path for file in found_in(copy).files if "/drivers/" in file.path]
     assert all(path.startswith(f"{OLDER}/") for path in paths)
@@ -194,7 +194,7 @@ def test_none_gets_no_node(bundle: Bundle, config: Path, wsl: Devices, mode: str
         ([f"{ASK}=all", "NVIDIA_IMEX_CHANNELS=0"], r"WSL2 has no IMEX channels"),
     ],
 )
-def test_what_is_refused(
+def test_unavailable_devices_and_unmet_requirements_are_refused(
     bundle: Bundle, config: Path, wsl: Devices, env: list[str], sentence: str
 ) -> None:
     bundle.environ(*env)

@@ -77,7 +77,7 @@ def test_commands_and_options_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_what_is_to_be_written_into_files_can_be_read(path: Path) -> None:
+def test_code_blocks_for_files_can_be_parsed(path: Path) -> None:
     for _, language, block in LANGUAGE.findall(path.read_text()):
         PARSERS[language](textwrap.dedent(block))
 
@@ -338,7 +338,7 @@ def test_a_block_that_would_end_its_list_is_found(text: str, lines: list[int]) -
         ('<a href="https://a.example">x</a>', []),
     ],
 )
-def test_what_a_browser_would_load_is_found(page: str, loaded: list[str]) -> None:
+def test_addresses_loaded_by_a_page_are_found(page: str, loaded: list[str]) -> None:
     found = docs_hooks.Loaded()
     found.feed(page)
     assert [each for each in found.addresses if each] == loaded

@@ -160,7 +160,7 @@ def violations(module: str, text: str) -> list[str]:
     return found
 
 
-def test_images_are_reached_through_descriptors_alone() -> None:
+def test_images_are_accessed_only_through_descriptors() -> None:
     modules = {name: text for name, text in handling_images().items() if name not in OF_THE_HOST}
     needed = {
         "base/container/changes", "core/plan/operations", "inject", "core/plan/image",
@@ -253,14 +253,14 @@ def test_vendors_checks_are_commands_too() -> None:
     )
 
 
-def test_what_trusts_another_user() -> None:
+def test_calls_that_trust_another_user_are_detected() -> None:
     assert trusting("x", "open('/a')\n")
     assert trusting("x", "from pathlib import Path\nPath('/a').read_text()\n")
     assert trusting("x", "import subprocess\nsubprocess.run(['a'])\n")
     assert not trusting("x", "import subprocess\nsubprocess.run(['a'], timeout=1)\n")
 
 
-def test_what_it_catches() -> None:
+def test_forbidden_path_calls_are_detected() -> None:
     assert violations("x", "import os\nos.open('/a', 0)\n")
     assert violations("x", "def f():\n    open('/a')\n")
     assert violations("x", "from shutil import copy\n")
@@ -324,7 +324,7 @@ def test_text_is_cut_where_its_writer_cuts_it() -> None:
     assert any(name.startswith("packaging/") for name in of_all())
 
 
-def test_what_cuts_text() -> None:
+def test_text_mode_and_line_splitting_calls_are_detected() -> None:
     for text in ("a.splitlines()", "b(c)[0].splitlines(True)", "a.split()", "a.split(None, 1)",
                  "open('/proc/mounts')", "open('a', 'w')", "open('a', encoding='utf-8')",
                  "Path('/proc/stat').read_text()"):  # fmt: skip

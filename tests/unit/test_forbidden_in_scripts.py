@@ -28,12 +28,12 @@ def sending(module: str, text: str) -> list[str]:
     ]
 
 
-def test_one_module_sends_signals_to_what_is_open() -> None:
+def test_only_the_signals_module_sends_signals() -> None:
     found = {each for item in of_all().items() for each in sending(*item)}
     assert found == ALLOWED_TO_SEND
 
 
-def test_what_sends_signals() -> None:
+def test_signal_sending_calls_are_detected() -> None:
     for text in ("os.kill(1, 9)", "process.kill()", "child.terminate()", "libc.kill(1, 9)",
                  "signal.pidfd_send_signal(fd, 9)", "a.send_signal(9)",
                  "os.killpg(1, 9)"):  # fmt: skip
@@ -93,7 +93,7 @@ def test_no_shell_script_kills_or_walks(pattern: re.Pattern[str], allowed: dict[
     assert {"launchers/gpuhook", "packaging/slurm/epilog", "packaging/rpm/gpuhook.spec"} <= names
 
 
-def test_what_kills_and_walks() -> None:
+def test_kill_and_recursive_commands_in_scripts_are_detected() -> None:
     for line in ("kill -9 1", "  kill -HUP $MAINPID", "ExecReload=/bin/kill -HUP $MAINPID",
                  "pkill -f x", "a | xargs kill", "killall x", "fuser -k /x",
                  "timeout 5 x"):  # fmt: skip

@@ -157,7 +157,7 @@ def test_keys_that_count_in_one_spelling(
     assert outcome(read, text.replace(key, other), tmp_path) != outcome(read, text, tmp_path)
 
 
-def test_one_key_in_two_spellings_is_refused_in_the_plugins_file(tmp_path: Path) -> None:
+def test_a_key_in_two_spellings_is_refused_in_the_plugin_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 2: flags\.migStrategy comes twice"):
         plugin_file("flags: {migStrategy: none,\n  MigStrategy: mixed}", tmp_path)
 

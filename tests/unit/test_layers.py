@@ -186,7 +186,7 @@ def test_circles_are_found() -> None:
     assert [*imports("from gpuhook.base.errors import shown\n")] == ["base.errors"]
 
 
-def test_one_command_alone_knows_what_simulates() -> None:
+def test_only_the_simulate_command_refers_to_gpuhook_simulate() -> None:
     knows = {name for name, path in MODULES.items() if "gpuhook_simulate" in path.read_text()}
     assert knows == {"tools.cli.simulate"}
 
@@ -264,7 +264,7 @@ def test_start_loads_no_more_than_it_may(start: Start) -> None:
 
 
 @pytest.mark.parametrize("name", ["runtime, no GPU", "hook, no GPU"])
-def test_a_vendor_that_is_not_asked_for_is_its_names_alone(name: str) -> None:
+def test_only_the_names_of_an_unrequested_vendor_are_loaded(name: str) -> None:
     ours, _ = loaded(STARTS[name])
     vendors = {each for each in ours if each.startswith("vendors.")} - {"vendors.registry"}
     assert vendors == {f"{each}.names" for each in VENDORS}

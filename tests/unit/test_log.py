@@ -40,7 +40,7 @@ def kept(config: Config) -> tuple[str, ...]:
     return config.cli_debug, config.runtime_debug, f"{config.state_dir}/{log.ERRORS}"
 
 
-def test_an_error_goes_to_everyone_who_may_look(
+def test_an_error_goes_to_stderr_and_every_log(
     tmp_path: Path, config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = tmp_path / "log.json"
@@ -50,7 +50,7 @@ def test_an_error_goes_to_everyone_who_may_look(
         assert messages(path) == [MESSAGE]
 
 
-def test_what_the_user_is_not_shown_is_kept(
+def test_a_kept_error_goes_to_the_logs_but_not_to_stderr(
     config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.keep("gpu-py", SENTENCES, config)
@@ -59,7 +59,7 @@ def test_what_the_user_is_not_shown_is_kept(
         assert messages(path) == [MESSAGE]
 
 
-def test_one_file_for_both_logs_has_an_error_once(config: Config) -> None:
+def test_a_shared_log_file_gets_an_error_once(config: Config) -> None:
     config.runtime_debug = config.cli_debug
     log.keep("gpu-py", SENTENCES, config)
     assert messages(config.cli_debug) == [MESSAGE]
@@ -112,7 +112,7 @@ def test_a_log_that_cannot_be_written_fails_nothing(config: Config, path: str) -
     assert messages(f"{config.state_dir}/{log.ERRORS}") == [MESSAGE]
 
 
-def test_errors_are_kept_for_the_owner_alone(config: Config) -> None:
+def test_kept_errors_are_readable_only_by_the_owner(config: Config) -> None:
     log.keep("gpuhook-prestart", "first", config)
     log.keep("gpuhook-prestart", "second", config)
     kept = Path(config.state_dir, log.ERRORS)
@@ -139,7 +139,7 @@ def test_the_state_folder_is_made(config: Config) -> None:
     assert os.listdir(config.state_dir) == [log.ERRORS]
 
 
-def test_where_it_cannot_be_made_nothing_is_kept(config: Config) -> None:
+def test_no_error_is_kept_if_the_state_folder_cannot_be_made(config: Config) -> None:
     config.state_dir += "/missing/state"
     log.keep("gpuhook-prestart", "lost", config)
     assert os.listdir(os.path.dirname(os.path.dirname(config.state_dir))) == []

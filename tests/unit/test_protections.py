@@ -120,7 +120,7 @@ def test_statements_of_c_are_lines(text: str, without: str) -> None:
     assert tagged.replace(text, "it", "", ".c") == without
 
 
-def test_what_a_loop_becomes_is_to_be_said() -> None:
+def test_a_protected_loop_needs_an_explicit_replacement() -> None:
     with pytest.raises(ValueError, match="it: say what stands there instead"):
         tagged.replace("for a in b:  # protects: it\n    c()\n", "it", "", ".py")
 

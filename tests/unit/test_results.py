@@ -52,7 +52,7 @@ def test_a_page_says_what_the_files_say(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [results.PAGE, results.DETAILS], ids=lambda path: path.stem)
 @pytest.mark.parametrize(("said", "instead"), [(r"26\.1\.5", "27.1.5"), (r"\| Docker", "|")])
-def test_a_claim_that_is_edited_by_hand_is_found(
+def test_a_manually_edited_claim_is_detected(
     path: Path, said: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edited = tmp_path / path.name
@@ -62,12 +62,12 @@ def test_a_claim_that_is_edited_by_hand_is_found(
     assert edited.read_text() != made_now(edited)
 
 
-def test_a_count_that_is_edited_by_hand_is_found() -> None:
+def test_a_manually_edited_count_is_detected() -> None:
     page = re.sub(r"\d+ passed", "0 passed", results.DETAILS.read_text(), count=1)
     assert page != results.with_tables(page, results.read_all(), suites.read_all())
 
 
-def test_what_was_not_run_has_no_results() -> None:
+def test_programs_listed_as_not_run_have_no_results() -> None:
     table = results.PAGE.read_text().partition("\n## What was not run\n")[2].partition("\n## ")[0]
     names = ", ".join(re.findall(r"^\| ([^|-][^|]*) \|", table, re.MULTILINE)).lower()
     assert "cri-o" in names
@@ -125,11 +125,11 @@ def test_runs_of_one_date_are_added_up() -> None:
         (" ".join(f"tests/unit/{each}" for each in range(11)), "11 parts, listed in the file"),
     ],
 )
-def test_a_long_list_of_tests_is_in_the_file_alone(selection: str, shown: str) -> None:
+def test_only_a_long_test_selection_is_shortened_in_the_table(selection: str, shown: str) -> None:
     assert f"| {shown} |" in results.tables({"by-hand-a": result(selection=selection)})
 
 
-def test_what_was_not_counted_is_not_given_a_number() -> None:
+def test_uncounted_results_show_no_number() -> None:
     known = {name: DOCKER[name] for name in ("program", "version", "of")}
     zeros = {"passed": 0, "failed": 0, "skipped": 0}
     made = results.tables({"by-hand-a": result(known, parts={"unit": zeros})})
@@ -140,7 +140,7 @@ def test_what_was_not_counted_is_not_given_a_number() -> None:
 # The files ------------------------------------------------------------------------------------
 
 
-def test_the_newest_run_by_hand_is_the_first(tmp_path: Path) -> None:
+def test_manual_runs_are_listed_newest_first(tmp_path: Path) -> None:
     for name, date in (("a", "2026-11-01"), ("every-change", "2026-10-01"), ("b", "2026-11-02")):
         results.write(tmp_path / f"{name}.json", result(date=date))
     assert list(results.read_all(tmp_path)) == ["every-change", "b", "a"]
@@ -184,7 +184,7 @@ def test_a_run_that_lacks_what_is_claimed(found: dict[str, object], lacking: lis
     assert results.missing(result(row()), result(found)) == lacking
 
 
-def test_what_changes_by_itself_is_not_missed() -> None:
+def test_rolling_distributions_are_not_reported_missing() -> None:
     assert results.missing(result(row(of="Debian sid")), result()) == []
 
 
@@ -235,7 +235,7 @@ def test_a_name_in_another_command_is_no_program_that_ran(podman: Path, line: st
     assert ran.noted() == []
 
 
-def test_gpu_py_stands_for_its_low_level_runtime(podman: Path) -> None:
+def test_a_gpu_py_run_is_recorded_as_its_low_level_runtime(podman: Path) -> None:
     config = {"GPUHOOK_CONFIG": str(podman / "config.toml")}
     ran.note(["/opt/gpu-py", "run", "x"], config)
     assert [each[:2] for each in ran.noted()] == [("crun", "1.21")]

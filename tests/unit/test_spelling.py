@@ -39,12 +39,12 @@ def spelling(folders: tuple[str, ...], pattern: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("folders", SPELLED, ids=" ".join)
-def test_a_vendors_names_are_spelled_in_its_folders_alone(folders: tuple[str, ...]) -> None:
+def test_vendor_names_appear_only_in_vendor_folders(folders: tuple[str, ...]) -> None:
     assert spelling(folders, SPELLED[folders]) == {}
     assert spelling(("nowhere",), SPELLED[folders])
 
 
-def test_what_is_found() -> None:
+def test_vendor_names_are_detected() -> None:
     nvidias = SPELLED["vendors/nvidia/", "nvidia_cli/"]
     for line in ('env["NVIDIA_GDS"]', 'f"/dev/nvidia{minor}"', "/proc/driver/nvidia-caps"):
         assert re.search(nvidias, line)

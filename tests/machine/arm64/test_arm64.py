@@ -101,7 +101,9 @@ def root(docker: tuple[str], tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_gpu_py_alone(root: Path, gpus: Driver, tmp_path: Path, runtime: str, mode: str) -> None:
+def test_gpu_py_without_an_engine_gives_the_requested_gpus(
+    root: Path, gpus: Driver, tmp_path: Path, runtime: str, mode: str
+) -> None:
     config = write_config(tmp_path / "etc", DRIVER, [runtime], f'mode = "{mode}"\n')
     spec = base_config(root, "sh", "-c", INSIDE)
     spec["process"]["env"].append(REQUEST)

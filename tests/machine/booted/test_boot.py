@@ -9,7 +9,7 @@ def test_nothing_failed_at_boot() -> None:
     assert call("systemctl", "list-units", "--failed", "--plain", "--no-legend") == ""
 
 
-def test_it_is_the_machine_that_people_have() -> None:
+def test_the_machine_has_systemd_cgroup_v2_and_apparmor() -> None:
     assert call("stat", "--file-system", "--format=%T", "/sys/fs/cgroup") == "cgroup2fs\n"
     assert Path("/sys/module/apparmor/parameters/enabled").read_text() == "Y\n"
     assert Path("/proc/sys/fs/protected_symlinks").read_text() == "1\n"

@@ -40,7 +40,7 @@ def profile(container: Container) -> str:
     return container.exec("busybox", "cat", "/proc/1/attr/current").ok().stdout.strip()
 
 
-def test_what_crun_tells_systemd_is_wider_than_what_it_allows(container: Container) -> None:
+def test_newer_crun_tells_systemd_to_allow_the_whole_device_major(container: Container) -> None:
     """For a node of minor 0 crun has systemd allow the major; its own program refuses the rest."""
     rules = call("systemctl", "show", "--property=DeviceAllow", "--value", container.scope())
     assert ("char-195 rw" in rules) == (not CRUN_IS_OLD)

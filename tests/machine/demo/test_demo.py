@@ -19,7 +19,7 @@ def state() -> dict[str, list[str]]:
     return found
 
 
-def test_the_demo_works_and_leaves_the_machine_alone() -> None:
+def test_the_demo_works_and_leaves_the_machine_unchanged() -> None:
     assert call("systemctl", "is-active", "docker", "containerd").split() == ["active"] * 2
     before = state()
     assert "docker0" in before["/sys/class/net"]

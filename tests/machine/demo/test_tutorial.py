@@ -10,7 +10,7 @@ from harness.images import REPOSITORY, image
 from test_tutorial import BLOCK, FAILING  # the integration test's, which begins with step 2
 
 
-def test_by_hand_from_the_first_command() -> None:
+def test_the_tutorial_commands_work_and_leave_nothing_behind() -> None:
     call("docker", "load", "--input", CARRIED / "images.tar")
     call("docker", "tag", image("debian"), "debian:12")
     text = (REPOSITORY / "docs/tutorial/simulated.md").read_text()

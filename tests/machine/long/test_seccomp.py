@@ -30,7 +30,9 @@ def test_in_the_engines_own_profile(start: list[str]) -> None:
     assert said == ["Seccomp:\t2", *OPENED]
 
 
-def test_what_we_call_is_forbidden_to_the_container_alone(start: list[str], tmp_path: Path) -> None:
+def test_a_seccomp_profile_restricts_the_container_but_not_gpuhook(
+    start: list[str], tmp_path: Path
+) -> None:
     refused = {"names": FORBIDDEN, "action": "SCMP_ACT_ERRNO", "errnoRet": 38}
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [refused]}))

@@ -7,14 +7,14 @@ from nodes import NODES
 INSTANCES = [f"{node.name}:9836" for node in NODES]
 
 
-def test_it_counts_the_gpus_of_all_nodes(prometheus: Prometheus) -> None:
+def test_metrics_count_the_gpus_of_all_nodes(prometheus: Prometheus) -> None:
     prometheus.wait("up", dict.fromkeys(INSTANCES, 1.0))
     prometheus.wait("count(gpuhook_gpu_info)", {"": float(len(NODES) * GPUS)})
     prometheus.wait("count by (instance) (gpuhook_gpu_info)", dict.fromkeys(INSTANCES, float(GPUS)))
     prometheus.wait("count(count by (uuid) (gpuhook_gpu_info))", {"": float(len(NODES) * GPUS)})
 
 
-def test_it_knows_which_service_has_gpus_on_which_node(
+def test_metrics_show_the_gpus_of_a_service_on_each_node(
     prometheus: Prometheus, swarm: Swarm
 ) -> None:
     swarm.service("train", 3, "--generic-resource", "NVIDIA-GPU=3")

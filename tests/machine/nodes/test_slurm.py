@@ -16,7 +16,7 @@ LOOK = ("sh", "-c", "nvidia-smi -L; ls /dev/nvidia[0-9]")
 LIES = ("env", "NVIDIA_VISIBLE_DEVICES=all", "SLURM_STEP_GPUS=0,1,2,3", "CUDA_VISIBLE_DEVICES=0,1")
 
 
-def test_the_kernel_lets_a_job_open_its_gpus_alone(slurm: Slurm) -> None:
+def test_a_slurm_job_can_open_only_its_own_gpus(slurm: Slurm) -> None:
     done = slurm.call("srun", "--gres=gpu:3", "python3", "-c", OPEN_ALL).ok()
     assert sorted(done.stdout.split()) == sorted([ALLOWED] * 3 + [DENIED])
 
@@ -35,7 +35,7 @@ def test_a_container_has_none_where_the_job_has_none(slurm: Slurm) -> None:
     assert done.stdout == ""
 
 
-def test_what_a_user_says_counts_for_nothing(slurm: Slurm) -> None:
+def test_device_variables_of_a_slurm_user_are_ignored(slurm: Slurm) -> None:
     done = slurm.call(*LIES, "srun", "--gres=gpu:1", CONTAINER, *LOOK).ok()
     assert len(uuids(done.stdout)) == done.stdout.count("/dev/nvidia") == 1
 

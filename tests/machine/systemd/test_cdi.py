@@ -67,7 +67,7 @@ def test_gpu_py_gives_gpus_to_a_user_namespace(remapped: None) -> None:
 
 
 @pytest.mark.skipif(CONTROLLERS is None, reason="Debian 12's Docker knows no CDI")
-def test_docker_gives_a_user_namespace_what_lies_in_dev_alone(remapped: None) -> None:
+def test_docker_userns_remap_gives_only_nodes_present_in_host_dev(remapped: None) -> None:
     """There runc mounts the host's node of the same path, and a driver root's isn't there."""
     assert "no such file or directory" in start(*BY_DOCKER).failed().stderr
     made = [Path("/dev", node.name) for node in (DRIVER / "dev").iterdir()]

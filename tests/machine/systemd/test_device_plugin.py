@@ -21,7 +21,7 @@ def unit(installed: None) -> Iterator[str]:
     shutil.rmtree(FOLDER)
 
 
-def test_it_is_enabled_and_started(unit: str) -> None:
+def test_the_enabled_unit_offers_gpus_across_a_kubelet_restart(unit: str) -> None:
     call("systemctl", "enable", "--now", unit)  # before the kubelet, as at boot
     with Kubelet(FOLDER / "device-plugins") as kubelet:
         kubelet.start()

@@ -91,7 +91,7 @@ def test_with_pip(bare: None) -> None:
     call("systemctl", "daemon-reload")
 
 
-def test_as_a_debian_package(bare: None) -> None:
+def test_the_debian_package_instructions_work(bare: None) -> None:
     follow(*commands("As a Debian package"))
     follow("apt-get install --yes ./dist/gpuhook-simulate_*_all.deb")
     if not DRIVER.exists():

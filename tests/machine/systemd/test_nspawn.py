@@ -101,7 +101,7 @@ def test_a_machine_has_what_was_asked_for(started: None) -> None:
     assert not {f"nvidia{minor}" for minor in REFUSED} & set(nodes)
 
 
-def test_its_unit_may_open_what_it_has(started: None) -> None:
+def test_the_nspawn_unit_allows_only_the_given_devices(started: None) -> None:
     """Simulated nodes have no driver: what is allowed gives ENXIO, and the rest EPERM."""
     shown = call("systemctl", "show", f"systemd-nspawn@{NAME}", "--property=DeviceAllow")
     allowed = [
@@ -125,7 +125,7 @@ def test_without_the_rule_a_node_can_not_be_opened(started: None) -> None:
     assert "Operation not permitted" in said
 
 
-def test_it_has_new_files_after_a_new_driver(started: None) -> None:
+def test_watch_rewrites_the_nspawn_file_after_a_driver_change(started: None) -> None:
     """As gpuhook watch does at each look."""
     before = NSPAWN.read_text()
     library = next((DRIVER / "usr/lib/x86_64-linux-gnu").glob("libnvidia-ml.so.*.*"))

@@ -32,7 +32,7 @@ def states(*units: str) -> list[str]:
     return run(["systemctl", "is-active", *units]).stdout.split()
 
 
-def test_its_units_run_as_soon_as_it_is_installed(installed: None) -> None:
+def test_only_the_watch_and_cdi_refresh_units_are_enabled_and_active(installed: None) -> None:
     assert states("gpuhook-watch.service", "gpuhook-cdi-refresh.path") == ["active", "active"]
     names = ("gpuhook-watch.service", "gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service")
     assert call("systemctl", "is-enabled", *names).split() == ["enabled"] * 3

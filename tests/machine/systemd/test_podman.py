@@ -71,7 +71,7 @@ def test_rootless(podman: tuple[str], user: tuple[str, ...]) -> None:
     assert said == [*(f"{node} {ALLOWED}" for node in nodes), "/dev/nvidia1 ENOENT"]
 
 
-def test_what_root_installs_under_a_umask_of_077_is_everybodys(
+def test_files_installed_under_umask_077_are_readable_by_all_users(
     podman: tuple[str], user: tuple[str, ...]
 ) -> None:
     os.chdir("/")

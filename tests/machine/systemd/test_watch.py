@@ -36,7 +36,7 @@ def elsewhere(installed: None) -> Iterator[Path]:
     call("rm", "--recursive", OTHER)
 
 
-def test_of_a_machine_without_devices_one_line_names_nvidias_driver(elsewhere: Path) -> None:
+def test_watch_without_devices_reports_the_missing_driver_in_one_line(elsewhere: Path) -> None:
     [line] = started_again()
     assert f"There is no NVIDIA driver below the driver root {elsewhere}" in line
 

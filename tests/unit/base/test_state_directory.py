@@ -110,7 +110,7 @@ def test_a_refused_folder_is_not_left_open(folder: StateDirectory) -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_what_cannot_be_made(folder: StateDirectory) -> None:
+def test_missing_and_blocked_directories_are_not_opened(folder: StateDirectory) -> None:
     place(folder, "file").touch()
     assert StateDirectory.make(f"{folder.path}/file/state") is None
     assert StateDirectory.open(f"{folder.path}/missing") is None
@@ -215,7 +215,7 @@ def test_a_failed_write_changes_nothing(
     assert folder.names() == ["a"]
 
 
-def test_what_a_killed_writer_left_is_replaced(folder: StateDirectory) -> None:
+def test_a_temporary_file_of_a_killed_writer_is_replaced(folder: StateDirectory) -> None:
     place(folder, ".a").write_bytes(b"half")
     folder.replace("a", b"whole")
     assert folder.names() == ["a"]
@@ -268,7 +268,7 @@ def _count(path: str) -> None:
                 folder.replace("count", str(int(folder.read("count")) + 1).encode())
 
 
-def test_one_at_a_time_has_the_lock(folder: StateDirectory) -> None:
+def test_concurrent_writers_take_turns_with_the_lock(folder: StateDirectory) -> None:
     folder.replace("count", b"0")
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_count, args=(folder.path,)) for _ in range(4)]
@@ -330,7 +330,9 @@ def test_a_lock_file_that_its_last_holder_removed(
 
 
 @pytest.mark.parametrize("what", [_link, _folder, _pipe])
-def test_what_cannot_be_locked(folder: StateDirectory, what: Callable[[Path], None]) -> None:
+def test_a_lock_path_that_is_no_regular_file_never_blocks(
+    folder: StateDirectory, what: Callable[[Path], None]
+) -> None:
     """Nothing waits for a pipe's other end, and no link is followed."""
     folder.replace("lock", b"")
     what(place(folder, "lock"))

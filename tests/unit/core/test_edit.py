@@ -88,7 +88,7 @@ def edited(text: str, mode: str, bundle: Path, there: dict[str, Inventory]) -> S
     ],
     ids=str,
 )
-def test_what_is_dropped_takes_nothing_with_it(
+def test_removing_an_entry_leaves_all_others_unchanged(
     gone: dict[str, str], mode: str, bundle: Path, there: dict[str, Inventory]
 ) -> None:
     lists = {name: f",{text}," for name, text in gone.items()}
@@ -209,7 +209,9 @@ def assert_edited_or_refused(
 
 
 @pytest.mark.parametrize("way", SETTINGS)
-def test_one_odd_value_anywhere(way: str, bundle: Path, there: dict[str, Inventory]) -> None:
+def test_config_json_with_an_odd_value_is_edited_or_refused(
+    way: str, bundle: Path, there: dict[str, Inventory]
+) -> None:
     failed = {}
     values = ODD_VALUES[::3] if way == "limited" else ODD_VALUES  # it asks the driver each time
     for place in PLACES:

@@ -238,7 +238,7 @@ def test_names_of_devices_that_it_has_not_been_given(name: str) -> None:
 
 
 @pytest.mark.protects("limit-required", "no device is given without a limit where one is required")
-def test_what_has_no_limit_is_refused_where_one_is_required() -> None:
+def test_a_device_without_a_limit_is_refused_where_one_is_required() -> None:
     config = loads("[gpuhook.limits]\nrequired = true\n")
     assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", config=config) == {"0": 8, "1": 8}
     for env in ((ALL,), (ALL, "GPUHOOK_DEVICE_MEMORY=0=8GiB")):
@@ -290,7 +290,7 @@ def test_a_mount_that_gives_a_device_with_its_limit() -> None:
     assert sizes(mounts=[f"{NVIDIA}/0"], config=config) == {}
 
 
-def test_of_mount_and_configuration_the_smaller_limit_holds() -> None:
+def test_the_smaller_limit_of_mount_and_configuration_applies() -> None:
     place = memory_limit_place(NVIDIA, "0", "50%", gives=True)
     for key, size, expected in (
         ("device-memory", "25%", 20),
@@ -346,7 +346,9 @@ def test_a_mount_for_all_devices_of_a_vendor_in_whichever_ways_they_came() -> No
         (machine(gpu(0, 3)).but(version="615.1"), "how much memory GPU 0 has"),
     ],
 )
-def test_what_nvidias_driver_has_no_limits_for(inventory: Inventory, why: str) -> None:
+def test_limits_unsupported_by_the_nvidia_driver_are_refused(
+    inventory: Inventory, why: str
+) -> None:
     with pytest.raises(MemoryLimitError, match=why):
         found(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", nvidia=inventory)
     config = loads('[gpuhook.limits]\nmost-device-memory = "8GiB"\n')
@@ -507,7 +509,7 @@ LATER = (PLACE, "rw,nosuid", "cgroup2")  # crun makes it read-only after the hoo
         ([("/a\\040b", "rw", "cgroup2")], [], "/a b"),
     ],
 )
-def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
+def test_writable_cgroups_are_refused_with_an_administrators_limit(
     tree: "Tree", mounted: list[Any], said: list[Any], where: str | None
 ) -> None:
     """A program that runs in a cgroup of its own making isn't counted by every driver."""
@@ -553,7 +555,7 @@ def test_who_may_write_to_cgroups_has_no_limit_of_the_administrators(
     instead="if not writable:",
 )
 @pytest.mark.parametrize("comm", [b"runc:[2:INIT]\n", b"crun\n"])
-def test_a_word_of_config_json_is_taken_from_crun_alone(
+def test_promised_read_only_cgroups_are_believed_of_crun_only(
     tree: "Tree", monkeypatch: pytest.MonkeyPatch, comm: bytes
 ) -> None:
     """runc has made read-only by then what it will."""
@@ -605,7 +607,7 @@ class Broken:
         ((EVERY,), []),
     ],
 )
-def test_what_may_be_a_failing_drivers_is_refused(
+def test_a_device_possibly_of_a_failing_driver_is_refused(
     monkeypatch: pytest.MonkeyPatch, text: str, rules: tuple[Any, ...], nodes: list[Any]
 ) -> None:
     broken = Broken(monkeypatch)
@@ -616,7 +618,9 @@ def test_what_may_be_a_failing_drivers_is_refused(
     assert given(text, *rules, nodes=nodes, **others) == {}, "there is no driver"
 
 
-def test_a_failing_driver_stops_nobody_without_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_driver_stops_no_container_without_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Broken(monkeypatch)
     rules = (rule(None, None, "m"), rule(1, 3), rule(10, 229), rule(136))
     assert given(MOST, *rules, nodes=[node(10, 229), node(10, 200)], amd=AMD) == {}
@@ -675,7 +679,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     return made
 
 
-def test_one_region_a_write_and_the_controller_above(tree: Tree) -> None:
+def test_each_limit_is_one_write_after_enabling_the_controller(tree: Tree) -> None:
     env = ("AMD_VISIBLE_DEVICES=0", "INTEL_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=50%")
     limits = found(*env, amd=AMD, intel_gpu=INTEL)
     assert limits is not None
@@ -712,7 +716,7 @@ def test_a_limit_is_a_step_with_its_reason(tree: Tree) -> None:
     }
 
 
-def test_what_is_used_is_read_from_the_cgroup(tree: Tree) -> None:
+def test_memory_use_is_read_from_the_cgroup(tree: Tree) -> None:
     limits, places = amds(), (str(tree.root), [str(tree.folder)])
     assert limits.used(*places) == {str(tree.folder): {"0000:03:00.0": (GIB, None)}}
     limits.set(-1)

@@ -66,7 +66,7 @@ def given_to(config: Config, *env: str, container: str = ID, **more: Any) -> lis
         (",".join(UUIDS),), ("nvidia.com/gpu=all",),
     ],
 )  # fmt: skip
-def test_it_decides_whatever_is_asked_for(config: Config, env: tuple[str, ...]) -> None:
+def test_the_verdict_overrides_the_requested_devices(config: Config, env: tuple[str, ...]) -> None:
     words = [f"{VARIABLE}={each}" for each in env]
     write(config, 2, 0)
     assert given_to(config, *words) == [UUIDS[2], UUIDS[0]], "in the gate's order"
@@ -79,7 +79,7 @@ def test_it_decides_whatever_is_asked_for(config: Config, env: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("word", ["any", "any:3", "nvidia.com/gpu=any", "any,0", "any:0"])
-def test_it_decides_instead_of_a_choice(config: Config, word: str) -> None:
+def test_the_verdict_replaces_a_choice_of_free_devices(config: Config, word: str) -> None:
     write(config, 2)
     assert given_to(config, f"{VARIABLE}={word}") == [UUIDS[2]]
     write(config)
@@ -89,7 +89,7 @@ def test_it_decides_instead_of_a_choice(config: Config, word: str) -> None:
 
 
 @pytest.mark.parametrize("word", [*CAPABILITIES, "all", "", "none", "utility,display"])
-def test_it_hangs_on_no_capability(config: Config, word: str) -> None:
+def test_the_verdict_applies_whatever_the_driver_capabilities(config: Config, word: str) -> None:
     write(config, 1)
     capabilities = f"NVIDIA_DRIVER_CAPABILITIES={word}"
     assert given_to(config, f"{VARIABLE}=all", capabilities) == [UUIDS[1]]
@@ -97,7 +97,7 @@ def test_it_hangs_on_no_capability(config: Config, word: str) -> None:
         given_to(config, f"{VARIABLE}=all", capabilities, container="another")
 
 
-def test_who_asks_for_nothing_needs_none(config: Config) -> None:
+def test_a_container_requesting_no_devices_needs_no_verdict(config: Config) -> None:
     assert given_to(config, "A=1") == []
     assert given_to(config, f"{VARIABLE}=void") == []
     write(config, 0)
@@ -125,7 +125,7 @@ def test_mounts_and_annotations_are_no_way_around_it(config: Config) -> None:
 @pytest.mark.protects(
     "verdict-names", "the verdict decides about what documents and options bring, too"
 )
-def test_what_is_no_device_by_itself(config: Config) -> None:
+def test_cdi_names_missing_from_the_verdict_are_refused(config: Config) -> None:
     config.cdi_kinds_from_environment = ("a.com/b",)
     for env, name in (
         ((f"{VARIABLE}=0", "NVIDIA_IMEX_CHANNELS=5"), "nvidia.com/imex-channel=5"),
@@ -153,7 +153,7 @@ NAMES = ("", ".", "..", "../x", "a/b", "/etc/passwd", "a b", "é", "a\0", ".hidd
     "verdict-id", "a container's id leads to no other file than its verdict", instead="return True"
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_id(config: Config, name: str) -> None:
+def test_an_invalid_container_id_is_refused(config: Config, name: str) -> None:
     """A container's id comes from a command line: it leads nowhere else."""
     write(config, 0)
     folder = Path(config.state_dir)
@@ -177,7 +177,9 @@ def test_any_id(name: str) -> None:
     instead="with parent, parent.folder(FOLDER) as folder:",
 )
 @pytest.mark.parametrize("how", ["folder", "file", "link", "linked folder"])
-def test_what_another_may_have_written(config: Config, tmp_path: Path, how: str) -> None:
+def test_a_verdict_that_other_users_may_have_written_is_ignored(
+    config: Config, tmp_path: Path, how: str
+) -> None:
     write(config, 0)
     folder = Path(config.state_dir) / FOLDER
     file, aside = folder / ID, tmp_path / "aside"

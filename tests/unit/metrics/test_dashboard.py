@@ -80,7 +80,7 @@ def test_each_query_is_of_the_chosen_source_and_variables() -> None:
         assert {each["uid"] for each in sources} == {"${datasource}"}
 
 
-def test_xids_that_alarm_nobody_are_those_that_do_a_gpu_no_harm() -> None:
+def test_xids_excluded_from_alerts_are_all_nonfatal_ones() -> None:
     harmless = [str(xid) for xid, (action, _) in sorted(XIDS.items()) if action != FATAL]
     found = re.findall(r'xid!~"([^"]*)"', dashboard.RULES.read_text())
     assert found == ["|".join(harmless)] * 2

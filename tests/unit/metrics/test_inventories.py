@@ -101,7 +101,9 @@ def children() -> list[int]:
 
 
 @pytest.mark.parametrize("can_save", [True, False])
-def test_what_there_is(made: Made, can_save: bool, tmp_path: Path) -> None:
+def test_devices_are_searched_for_again_after_a_change(
+    made: Made, can_save: bool, tmp_path: Path
+) -> None:
     if not can_save:
         (tmp_path / "state").write_text("a file in the way")
     made.drive(devices=["a0", "a1"])
@@ -112,7 +114,7 @@ def test_what_there_is(made: Made, can_save: bool, tmp_path: Path) -> None:
     assert made.inventories.problems() == []
 
 
-def test_a_driver_that_hangs_keeps_nobody_waiting(made: Made) -> None:
+def test_a_hung_driver_delays_no_caller(made: Made) -> None:
     made.drive(devices=["a0"])
     assert made.look() == ["a0"]
     before = children()
@@ -131,7 +133,7 @@ def test_a_driver_that_hangs_keeps_nobody_waiting(made: Made) -> None:
     assert not made.machine.failures()
 
 
-def test_what_a_child_found_counts_at_a_later_look(made: Made) -> None:
+def test_devices_found_by_a_slow_child_process_appear_later(made: Made) -> None:
     made.drive(devices=["a0"], late=0.5)
     assert made.look(0.0) == []
     end = time.monotonic() + PATIENCE_S

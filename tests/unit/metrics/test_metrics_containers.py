@@ -136,7 +136,7 @@ def owner_of(text: str) -> Owner:
     return containers.owner_of(proc.cgroups(text.encode()))
 
 
-def test_whose_a_process_is() -> None:
+def test_a_process_belongs_to_the_container_in_its_cgroup_path() -> None:
     text = f"12:devices:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/system.slice/a:b\n"
     assert owner_of(text) == Owner("docker", ID)
     assert owner_of(f"0::/docker/{ID}\n") == Owner("docker", ID)
@@ -177,7 +177,9 @@ USERS = "/user.slice/user-1000.slice/user@1000.service"
         (f"{USERS}/{SCOPE}", ""),
     ],
 )
-def test_nobody_uses_a_device_in_anothers_name(tmp_path: Path, group: str, expected: str) -> None:
+def test_a_container_id_in_another_cgroup_path_does_not_count(
+    tmp_path: Path, group: str, expected: str
+) -> None:
     (tmp_path / "config.toml").touch()
     observer = Observer(load(str(tmp_path / "config.toml")))
     known = {ID: Container(ID, "docker")}
@@ -285,7 +287,9 @@ POD = Container("c1", "kubernetes", pod_uid="uid", devices=(GPU_0,))
         ("notnvidia.com/gpu", GPU_0, set()),
     ],
 )
-def test_what_an_id_means(resource: str, device: str, expected: set[str]) -> None:
+def test_device_ids_from_the_kubelet_are_mapped_to_devices(
+    resource: str, device: str, expected: set[str]
+) -> None:
     found = pods.read([["space", "pod", "web", [[resource, device]]]], FOUND)
     assert {name for each in found for name in each.devices} == expected
 
@@ -301,7 +305,7 @@ def test_the_only_one_with_its_devices() -> None:
     assert {each.id: each for each in found} == {"c1": named, "c2": other}
 
 
-def test_one_that_our_records_know() -> None:
+def test_a_pod_of_a_known_container_is_listed_once() -> None:
     known = replace(POD, pod="a", namespace="space", container="web")
     assert pods.name([known], [pod("a", GPU_0)]) == [known]
 
@@ -314,7 +318,7 @@ def test_devices_that_are_shared() -> None:
     }  # fmt: skip
 
 
-def test_one_that_nobody_found() -> None:
+def test_a_pod_without_a_known_container_gets_an_entry_of_its_own() -> None:
     [found] = pods.name([], [pod("a", GPU_1, GPU_0)])
     expected = Container("", "kubernetes", "", "a", "space", "web", devices=(GPU_0, GPU_1))
     assert found == expected

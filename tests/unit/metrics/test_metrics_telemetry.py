@@ -109,7 +109,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_one_child_answers_every_question(made: Any) -> None:
+def test_one_child_process_answers_every_query(made: Any) -> None:
     asking, driver = made(answer)
     for _ in range(3):
         assert asking.ask(HERE)["devices"] == {"GPU-1": {}}
@@ -130,7 +130,7 @@ def test_one_child_answers_every_question(made: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("late", [False, True])
-def test_why_it_has_ended_is_told(
+def test_the_reason_a_child_process_ended_is_reported(
     behave: Any, kind: str, problem: str, late: bool, made: Any
 ) -> None:
     """Also of one that has ended between two questions."""
@@ -150,7 +150,7 @@ def without_events(talk: Channel) -> None:
     without_failure(talk)
 
 
-def test_errors_that_nobody_hears_of_are_a_note_and_no_problem(made: Any) -> None:
+def test_unsupported_xid_events_cause_a_note_and_no_problem(made: Any) -> None:
     asking, driver = made(without_events)
     for _ in range(2):
         assert asking.ask(HERE) is not None
@@ -267,7 +267,7 @@ def test_a_device_that_has_answered_is_not_left_out(made: Any) -> None:
         f'"devices": {{"GPU-1": {{"energy_joules": {10**400}}}}}',
     ],
 )
-def test_an_answer_without_form_ends_the_child_alone(made: Any, said: str) -> None:
+def test_a_malformed_answer_ends_only_the_child_process(made: Any, said: str) -> None:
     def speak(talk: Channel) -> None:
         talk.say({"ready": 1})
         for question in talk.asked():

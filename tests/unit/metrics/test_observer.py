@@ -57,7 +57,7 @@ def test_all_of_a_slurm_job_is_its(observer: Observer, monkeypatch: pytest.Monke
     assert by_id == {"slurm:41": (3, 2), "slurm:42": (4, 1), "": (8, 1)}
 
 
-def test_where_the_driver_lists_no_processes(observer: Observer) -> None:
+def test_usage_is_unknown_without_the_drivers_process_list(observer: Observer) -> None:
     """There may be some: neither use nor idleness is known."""
     _, used = assembled(observer, [holder("web", "/web", "G0")], sm={})
     assert used == {}

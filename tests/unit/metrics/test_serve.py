@@ -82,7 +82,9 @@ def test_requests_are_answered(address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "GET /metr", "GET /metrics HTTP/1.1\r\nA: b\r\n"])
-def test_who_does_not_finish_makes_nobody_wait(address: tuple[str, int], said: str) -> None:
+def test_unfinished_requests_do_not_delay_other_clients(
+    address: tuple[str, int], said: str
+) -> None:
     asked(address, "GET /metrics HTTP/1.1\r\n\r\n")
     with ExitStack() as slow:
         for _ in range(SLOW):
@@ -99,7 +101,7 @@ def test_a_request_may_come_in_pieces(address: tuple[str, int]) -> None:
         assert file.read().startswith(b"HTTP/1.0 200 OK")
 
 
-def test_who_says_too_much_is_told(address: tuple[str, int]) -> None:
+def test_an_oversized_request_gets_status_431(address: tuple[str, int]) -> None:
     for words in (
         "x",
         "GET /metrics HTTP/1.1\r\nA: ",
@@ -108,7 +110,7 @@ def test_who_says_too_much_is_told(address: tuple[str, int]) -> None:
         assert status(address, words + "x" * (1 << 16)) == 431
 
 
-def test_who_goes_on_talking_after_the_answer_has_it_all_the_same(address: tuple[str, int]) -> None:
+def test_a_client_that_keeps_sending_still_gets_its_answer(address: tuple[str, int]) -> None:
     with connected(address, "POST /metrics HTTP/1.1\r\n\r\n") as made, made.makefile("rb") as file:
         made.sendall(b"x" * (1 << 20))
         assert file.read().startswith(b"HTTP/1.0 405 ")
@@ -206,7 +208,7 @@ _wild = st.lists(
 
 @settings(max_examples=150)
 @given(_any | _wild | st.builds("{}\r\n\r\n".format, _line))
-def test_whatever_is_said_has_an_answer(lasting: tuple[str, int], words: str) -> None:
+def test_any_request_line_gets_an_expected_status(lasting: tuple[str, int], words: str) -> None:
     found = status(lasting, words)
     assert found in (200, 400, 404, 405, 431) or (found == 0 and "\n" not in words)
     assert found != 0 or "\n\n" not in words
@@ -224,7 +226,9 @@ def test_any_header_may_come_with_a_request(
 @pytest.mark.protects(
     "failing-request", "no request ends the metrics", instead="except MetricsError as error:"
 )
-def test_what_fails_is_answered_and_told_once(address: tuple[str, int], tmp_path: Path) -> None:
+def test_a_failing_request_is_answered_and_its_error_logged_once(
+    address: tuple[str, int], tmp_path: Path
+) -> None:
     request = "GET /metrics HTTP/1.1\r\n\r\n"
     (tmp_path / "breaks").touch()
     assert "could not be read" in asked(address, request)
@@ -260,7 +264,7 @@ def test_a_text_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.protects(
     "web-config-needed", "metrics: nobody is served without the file", instead="if False:"
 )
-def test_nobody_is_served_before_it_is_known_how() -> None:
+def test_no_client_is_answered_without_the_web_config() -> None:
     """The files of TLS and passwords couldn't be read."""
     with (
         listen("127.0.0.1:0") as listener,
@@ -288,7 +292,7 @@ def test_nobody_is_served_before_it_is_known_how() -> None:
         ("fe80::1%lo", "fe80::2%eth0", True),
     ],
 )
-def test_whose_connections_are_one_peers(one: str, other: str, same: bool) -> None:
+def test_addresses_of_one_network_count_as_one_peer(one: str, other: str, same: bool) -> None:
     assert (connections.peer_of(one) == connections.peer_of(other)) == same
 
 
@@ -316,7 +320,7 @@ def _answered(request: bytes) -> None:
         assert answer or http_request.header(request, b"accept") is not None
 
 
-def test_what_is_too_long_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overlong_request_is_refused_without_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(http_request, "first")
     request = b"GET http://" + b"a" * (1 << 20) + b"\r\n\r\n"
     assert http_request.is_whole(request)
@@ -333,7 +337,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @pytest.mark.protects("slow-connection", "a connection to the metrics has an end")
-def test_who_is_slow_has_a_limit_for_all_of_the_request(impatient: float, tmp_path: Path) -> None:
+def test_slow_requests_are_closed_at_the_time_limit(impatient: float, tmp_path: Path) -> None:
     """Also who says a letter now and then."""
     first = "GET /metrics HTTP/1.1\r\n"
     before = time.monotonic()
@@ -360,7 +364,9 @@ def _has_end(connection: socket.socket, said: bytes) -> bool:
         return True
 
 
-def test_who_takes_no_answer_has_a_limit_too(impatient: float, tmp_path: Path) -> None:
+def test_clients_that_read_no_answer_are_closed_at_the_time_limit(
+    impatient: float, tmp_path: Path
+) -> None:
     """An answer larger than the buffers, of which the client reads no byte, or few."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter, "text", lambda *_, **__: b"x" * (32 << 20))
@@ -390,7 +396,9 @@ def _was_cut(connection: socket.socket) -> bool:
     "who has many connections to the metrics gives way",
     instead="return slow[:1]",
 )
-def test_who_has_many_connections_gives_way_to_others(lasting: tuple[str, int]) -> None:
+def test_one_client_with_many_connections_does_not_displace_others(
+    lasting: tuple[str, int],
+) -> None:
     """A connection with a started request keeps its slot while another address opens many."""
     with ExitStack() as open_ones:
         made = socket.create_connection(lasting, PATIENCE, source_address=("127.0.0.2", 0))

@@ -115,7 +115,7 @@ _lines = st.dictionaries(
 
 
 @given(_lines)
-def test_whatever_it_says_root_looks_or_does_nothing(
+def test_any_line_from_the_metrics_server_gets_at_most_one_answer(
     root_part: service.Service, line: dict[str, Any]
 ) -> None:
     said = Said()
@@ -130,7 +130,7 @@ _text = st.text(st.characters(), max_size=5)
 
 
 @given(st.builds(Container, _text, pod=_text, devices=st.lists(_text, max_size=2).map(tuple)))
-def test_a_look_is_the_same_on_the_other_side(container: Container) -> None:
+def test_a_snapshot_survives_the_round_trip_through_json(container: Container) -> None:
     device = Device(
         "nvidia", "GPU-1", "0", xids={31: 2}, clock_reasons=("idle",), readings={"a": 1.5}
     )

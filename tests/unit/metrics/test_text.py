@@ -52,7 +52,7 @@ def test_the_same_as_prometheus_client_writes(families: Families) -> None:
 
 
 @given(st.lists(_words, min_size=1, max_size=4, unique=True))
-def test_what_is_written_is_read_back(words: list[str]) -> None:
+def test_label_values_survive_a_round_trip(words: list[str]) -> None:
     family = GaugeMetricFamily("family", "About \\ and \n.", labels=["label"])
     for number, word in enumerate(words):
         family.add_metric([word], number)
@@ -99,7 +99,7 @@ def test_a_cgroup_called_by_bytes_that_are_no_text_ends_no_scrape() -> None:
     "a label of a metric steers no terminal",
     instead='text = "\\n".join(value.split("\\n"))',
 )
-def test_what_steers_a_terminal_is_shown() -> None:
+def test_control_characters_in_labels_are_escaped() -> None:
     family = GaugeMetricFamily("family", "About.", labels=["label"])
     family.add_metric(['a\x1b[2J\r\x85\u2028\u202e\n\t\x7f"\\'], 1)
     for openmetrics in (False, True):

@@ -120,12 +120,12 @@ def test_tls(folder: Path) -> None:
         assert asked(address, old) == 200
 
 
-def test_who_begins_no_tls_makes_nobody_wait(folder: Path) -> None:
+def test_a_client_that_starts_no_tls_does_not_delay_others(folder: Path) -> None:
     with served(folder, TLS) as address, socket.create_connection(address, 60):
         assert asked(address, context(folder)) == 200
 
 
-def test_the_newest_tls_alone(folder: Path) -> None:
+def test_tls_below_the_minimum_version_is_refused(folder: Path) -> None:
     with served(folder, TLS.replace("}", ", min_version: TLS13}")) as address:
         assert asked(address, context(folder)) == 200
         old = context(folder)
@@ -189,7 +189,7 @@ def test_passwords(folder: Path) -> None:
 @pytest.mark.protects(
     "followed-at-once", "metrics: a change of the file counts for open connections", instead="pass"
 )
-def test_who_may_no_more_has_nothing_of_an_open_connection(folder: Path) -> None:
+def test_a_removed_password_is_refused_on_an_open_connection(folder: Path) -> None:
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, socket.create_connection(address, 60) as made:
         assert asked(address, None, "a", "b") == 200
@@ -297,7 +297,7 @@ def test_an_unknown_name_takes_as_long_as_the_slowest(folder: Path, checks: Chec
     "metrics: the check of a password makes nobody else wait",
     instead="self._run()",
 )
-def test_a_check_makes_nobody_else_wait(folder: Path, checks: Checks) -> None:
+def test_pending_password_checks_do_not_delay_other_clients(folder: Path, checks: Checks) -> None:
     """Not who has a remembered password, nor who needs none for an answer, in TLS too."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, TLS + users) as address, ExitStack() as others:
@@ -321,7 +321,7 @@ def test_a_check_makes_nobody_else_wait(folder: Path, checks: Checks) -> None:
     "metrics: who guesses passwords gives way to others",
     instead="chosen = waiting[0]",
 )
-def test_who_guesses_makes_no_other_wait_for_its_first_check(folder: Path, checks: Checks) -> None:
+def test_a_new_client_is_checked_before_a_password_guesser(folder: Path, checks: Checks) -> None:
     """Of those whose passwords are to be checked, who has had the fewest wrong ones comes first."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
@@ -371,7 +371,9 @@ def test_a_password_with_nul_is_none(folder: Path, checks: Checks, password: str
     instead="answer = http_request.elsewhere(client.request)",
 )
 @pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
-def test_those_with_unknown_passwords_give_way(folder: Path, checks: Checks) -> None:
+def test_clients_with_wrong_passwords_do_not_displace_a_valid_one(
+    folder: Path, checks: Checks
+) -> None:
     """For a client that has started a request from another address, and is remembered."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
@@ -425,7 +427,9 @@ def test_odd_headers_are_refused(folder: Path, header: str) -> None:
         ("[", "neither YAML nor JSON"),
     ],
 )
-def test_what_is_wrong_is_said(folder: Path, text: str, said: str) -> None:
+def test_an_invalid_web_config_is_refused_with_the_reason(
+    folder: Path, text: str, said: str
+) -> None:
     (folder / "web.yml").write_text(text)
     with pytest.raises(MetricsError) as refused:
         web_of(folder)

@@ -158,7 +158,7 @@ def test_messages(name: str) -> None:
     assert type(ours).FromString(text) == ours
 
 
-def test_what_a_newer_kubelet_says_besides_is_passed_over() -> None:
+def test_unknown_fields_from_a_newer_kubelet_are_ignored() -> None:
     text = wire.message((1, wire.message((1, "a"), (77, "new"))), (99, 5))
     assert list(P.AllocateRequest.FromString(text).container_requests[0].devices_ids) == ["a"]
 

@@ -27,7 +27,9 @@ def test_a_chore_goes_well_or_not() -> None:
         (OSError(28, "No space left on device"), b"The chore: OSError: [Errno 28] No space left"),
     ],
 )
-def test_what_a_chore_raises_is_told_as_a_sentence(error: Exception, expected: bytes) -> None:
+def test_an_exception_in_a_child_is_reported_as_a_sentence(
+    error: Exception, expected: bytes
+) -> None:
     reader, writer = os.pipe()
 
     def fail() -> bool:

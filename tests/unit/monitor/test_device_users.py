@@ -48,7 +48,7 @@ def test_two_that_are_called_alike_have_each_its_own(
 
 
 @pytest.mark.protects("everybodys-first", "one's hundredth namespace waits for everybody's first")
-def test_ones_hundredth_waits_for_everybodys_first(
+def test_one_process_per_container_is_examined_before_any_second(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = others("user@1", "user@1", "user@1", "web", "user@1", "db", "web")
@@ -60,7 +60,9 @@ def test_ones_hundredth_waits_for_everybodys_first(
 
 
 @pytest.mark.protects("look-ends", "the look at containers without a record ends")
-def test_a_look_ends(looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_search_for_device_users_stops_at_its_time_limit(
+    looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     times = iter([0.0, *([1.0] * 4), *([3.0] * 100)])
     monkeypatch.setattr(device_users, "Look", lambda: Look(2.0, lambda: next(times)))
     monkeypatch.setattr(device_users, "_others", lambda *_: iter(others(*"abcdefgh")))

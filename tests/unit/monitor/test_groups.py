@@ -38,12 +38,14 @@ HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
         ("nonsense\n", ("/", "")),
     ],
 )
-def test_who_started_it(cgroups: str, expected: tuple[str, str]) -> None:
+def test_cgroups_identify_the_container_and_its_engine(
+    cgroups: str, expected: tuple[str, str]
+) -> None:
     found = identify(proc.cgroups(cgroups.encode()), proc.cgroups(HOST.encode()))
     assert (found.name, found.engine) == expected
 
 
-def test_a_cgroup_that_is_ours_says_nothing() -> None:
+def test_a_cgroup_equal_to_our_own_identifies_no_container() -> None:
     ours = f"12:devices:/docker/{ID}\n0::/\n"
     theirs = f"12:devices:/docker/{ID}\n0::/box\n"
     found = identify(proc.cgroups(theirs.encode()), proc.cgroups(ours.encode()))
@@ -133,7 +135,7 @@ def test_a_name_counts_where_root_gave_it(made: Made, path: str, expected: str) 
     assert made.of(groups) == found
 
 
-def test_who_makes_cgroups_of_his_own_is_one_container(made: Made) -> None:
+def test_user_made_nested_cgroups_do_not_count_as_containers(made: Made) -> None:
     ours = {"": "/", "cpu,devices": "/"}
     for number in range(3):
         named = f"{USERS}/kubepods/besteffort/pod{number}/{number:064x}"

@@ -117,7 +117,7 @@ def test_nothing_ends_it(data: bytes) -> None:
     proc.words(data)
 
 
-def test_what_is_no_line() -> None:
+def test_malformed_mount_and_cgroup_lines_are_ignored() -> None:
     table = proc.Mounts(b"short\n1 2 0:3 / /a rw\nx 2 0:3 / / rw - a b c\n1 2 3 / / rw - a b c\n")
     assert list(table) == []
     assert table.find(b"1") is None
@@ -134,7 +134,7 @@ def test_escapes_of_mountinfo_and_nothing_else() -> None:
     "a filesystem's source is no device",
     instead="return any(True for head in self._before(device))",
 )
-def test_what_a_filesystem_is_called_by_who_mounts_it() -> None:
+def test_a_user_chosen_mount_source_is_not_parsed_as_a_device() -> None:
     """A user's FUSE may have any source: it is no device, no group and no end of the fields."""
     table = proc.Mounts(b"7 1 0:50 / /a rw master:3 - fuse 0:9 rw\n8 1 0:51 / /b rw - fuse  rw\n")
     assert not table.has_device(b"0:9")
@@ -194,7 +194,7 @@ def test_each_namespace_once() -> None:
     assert look.is_whole
 
 
-def test_what_there_is_no_time_for() -> None:
+def test_no_namespaces_are_read_after_the_time_limit() -> None:
     look = Look(0)
     assert look.is_whole
     assert look.namespaces() == {}
@@ -251,7 +251,7 @@ def _status(parent: int, *ids: int) -> bytes:
         ({}, ""),  # a /proc that doesn't have us
     ],
 )
-def test_whose_ids_proc_has(
+def test_the_pid_namespace_of_the_mounted_proc_is_found(
     monkeypatch: pytest.MonkeyPatch, known: dict[str, bytes], owner: str
 ) -> None:
     def read(path: str) -> bytes:

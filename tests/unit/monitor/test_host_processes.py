@@ -60,7 +60,9 @@ def test_long_names_are_known_by_their_beginning(tree: Tree) -> None:
     ],
     ids=lambda status: " ".join(f"{key} {value}" for key, value in status.items()),
 )
-def test_who_only_looks_like_roots_daemon(tree: Tree, status: dict[str, str]) -> None:
+def test_a_process_that_only_resembles_a_root_daemon_is_ignored(
+    tree: Tree, status: dict[str, str]
+) -> None:
     tree.process(9, "dockerd", status=status)
     assert _found(tree, ROOT) == []
 
@@ -185,7 +187,7 @@ def test_a_zombie_is_none() -> None:
 
 
 @pytest.mark.protects("same-process", "other users: a signal reaches the process that was found")
-def test_a_signal_never_reaches_who_has_the_id_now() -> None:
+def test_a_reused_process_id_is_not_signalled() -> None:
     with subprocess.Popen(["sleep", "100"]) as other:
         stale = Process(other.pid, os.geteuid(), ("dockerd",), 1, 0.0, None, "")
         assert not host_processes.send(stale, signal.SIGKILL)

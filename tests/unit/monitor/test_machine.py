@@ -135,7 +135,7 @@ def test_a_driver_that_is_not_there_is_not_asked_again_and_again(made: Made) -> 
     assert made.said[-1] == "made: Unloaded. Load it."
 
 
-def test_one_that_fails_is_asked_ever_later_and_reported_once(made: Made) -> None:
+def test_a_failing_driver_is_retried_less_often_and_reported_once(made: Made) -> None:
     made.drive(devices=["a0"])
     machine = made.build()
     machine.refresh()

@@ -70,7 +70,7 @@ def test_labels_end_no_line(value: str) -> None:
 @pytest.mark.parametrize(
     "address", ["", "9836", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "127.0.0.1:٣"]
 )
-def test_what_is_no_address(address: str) -> None:
+def test_an_invalid_metrics_address_is_refused(address: str) -> None:
     with pytest.raises(MetricsError, match=r"isn't an address.*--metrics-listen"):
         listen(address, "--metrics-listen")
 

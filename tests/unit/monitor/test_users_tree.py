@@ -63,7 +63,9 @@ def test_all_kinds_are_removed_and_nothing_outside(tmp_path: Path, parent: int) 
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "pipe"])
-def test_what_is_no_folder_goes_itself(tmp_path: Path, parent: int, kind: str) -> None:
+def test_a_link_file_or_pipe_is_removed_but_not_its_target(
+    tmp_path: Path, parent: int, kind: str
+) -> None:
     (tmp_path / "kept").mkdir()
     if kind == "link":
         (tmp_path / "his").symlink_to("kept")
@@ -88,7 +90,7 @@ def test_folders_in_folders_without_end(tmp_path: Path, parent: int) -> None:
     assert os.listdir(tmp_path / BIN) == []
 
 
-def test_what_takes_too_long_is_left_to_a_later_one(tmp_path: Path, parent: int) -> None:
+def test_a_removal_that_times_out_is_finished_by_a_later_one(tmp_path: Path, parent: int) -> None:
     (tmp_path / "his/below").mkdir(parents=True)
     with pytest.raises(TimeoutError):
         remove(parent, "his", 0.0)
@@ -100,7 +102,7 @@ def test_what_takes_too_long_is_left_to_a_later_one(tmp_path: Path, parent: int)
     assert os.listdir(tmp_path / BIN) == []
 
 
-def test_who_makes_files_all_the_while_makes_nobody_wait(tmp_path: Path, parent: int) -> None:
+def test_a_process_creating_files_does_not_delay_the_removal(tmp_path: Path, parent: int) -> None:
     """In a folder that is open, which has no path any more."""
     (tmp_path / "his/below").mkdir(parents=True)
     fd = os.open(tmp_path / "his/below", os.O_RDONLY)
@@ -132,7 +134,7 @@ def test_who_makes_files_all_the_while_makes_nobody_wait(tmp_path: Path, parent:
     assert os.listdir(tmp_path / BIN) == []
 
 
-def test_what_others_took_is_left_to_them(tmp_path: Path, parent: int) -> None:
+def test_remove_taken_leaves_entries_of_another_bin(tmp_path: Path, parent: int) -> None:
     one, other = Bin(parent), Bin(parent)
     for made, name in ((one, "a"), (other, "b")):
         (tmp_path / name / "below").mkdir(parents=True)
@@ -151,7 +153,7 @@ def test_nothing_of_the_name(parent: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "open"])
-def test_the_folder_for_it_is_ours_alone(tmp_path: Path, parent: int, kind: str) -> None:
+def test_an_untrusted_bin_folder_is_refused(tmp_path: Path, parent: int, kind: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     place = tmp_path / BIN
     if kind == "link":

@@ -14,7 +14,7 @@ from gpuhook.vendors.nvidia.vendor import VENDOR
 
 
 @pytest.mark.protects("configure-gate", "nvidia-container-cli is no way around the gate")
-def test_it_is_no_way_around_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configure_is_refused_on_a_node_with_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows no container's id, and so no verdict."""
     inventory = machines.machine(machines.gpu(0, 0))
     grant = Grant(VENDOR, machines.asked("0"), inventory, inventory.devices)

@@ -77,7 +77,7 @@ def test_version() -> None:
      "cdi generate --library-search-path=/elsewhere",
      "cdi generate --config-search-path=/elsewhere"],
 )  # fmt: skip
-def test_what_can_not_be_done_is_one_sentence_and_status_1(
+def test_an_unsupported_command_exits_1_with_one_sentence(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status_of(line.split()) == 1

@@ -64,7 +64,7 @@ def test_nv_gpu_takes_blanks_and_commas(gpus: str, devices: str) -> None:
 
 
 @pytest.mark.parametrize("gpus", ["", " ", ","])
-def test_an_empty_nv_gpu_says_nothing(gpus: str) -> None:
+def test_an_empty_nv_gpu_adds_no_variable(gpus: str) -> None:
     assert command_line(["run", "IMAGE"], {"NV_GPU": gpus}) == ["docker", "run", GPU, "IMAGE"]
 
 
@@ -180,7 +180,7 @@ def test_variables(value: str, expected: list[str]) -> None:
         ("1\n2", "takes all"),
     ],
 )
-def test_what_docker_refuses(value: str, reason: str) -> None:
+def test_gpus_values_that_docker_refuses_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ValueError, match=r"--gpus") as caught:
         variables(value)
     assert reason in str(caught.value)

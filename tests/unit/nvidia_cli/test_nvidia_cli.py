@@ -197,7 +197,7 @@ def test_tables_are_those_of_the_caller_and_of_the_first_process() -> None:
         ["\x1b[31m"],
     ],
 )
-def test_what_steers_a_terminal_is_written_as_escapes(
+def test_terminal_escapes_in_arguments_are_printed_escaped(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An image chooses some of these words."""

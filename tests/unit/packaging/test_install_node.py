@@ -82,7 +82,9 @@ def test_an_interpreter_is_moved_within_its_space(
         module.moved(b"\x7fELF" + before, "/" + space * "x")
 
 
-def test_who_needs_our_programs(installer: ModuleType, machine: Tree, tmp_path: Path) -> None:
+def test_containers_that_run_installed_programs_are_listed(
+    installer: ModuleType, machine: Tree, tmp_path: Path
+) -> None:
     """Without the node's folder, users of the files are unknown: that isn't none."""
     tasks = tmp_path / "tasks"
     root = str(machine.root)
@@ -253,7 +255,7 @@ def is_safe(text: str) -> bool:
 
 
 @pytest.mark.parametrize("own", [OWN, "", None])
-def test_what_an_admin_wrote_stays_and_comes_back(
+def test_an_admins_config_is_kept_and_restored_on_removal(
     installer: ModuleType, node: Any, own: str | None
 ) -> None:
     path = Path(node.settings_file)
@@ -277,7 +279,7 @@ def test_what_an_admin_wrote_stays_and_comes_back(
     assert not os.listdir(node.folder)
 
 
-def test_what_is_written_later_stays_too(installer: ModuleType, node: Any) -> None:
+def test_later_config_edits_survive_the_removal(installer: ModuleType, node: Any) -> None:
     path = Path(node.settings_file)
     path.parent.mkdir()
     path.write_text(OWN)
@@ -346,7 +348,7 @@ def test_a_config_map_with_an_error_changes_nothing(
     assert not os.listdir(node.folder)
 
 
-def test_a_file_that_somebody_broke_does_not_stop_the_removal(
+def test_a_damaged_config_file_does_not_stop_the_removal(
     installer: ModuleType, node: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installer.settle(node)
@@ -411,7 +413,7 @@ def test_documents_go_with_the_hook_that_they_name(installer: ModuleType, node: 
     assert {each.name for each in documents.iterdir()} == {"folder.yaml", "o.yaml"}
 
 
-def test_looks_at_what_runs_cost_little(
+def test_pauses_between_process_scans_grow_with_scan_time(
     installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look reads all of /proc, and containers may run for days."""
@@ -512,7 +514,7 @@ def test_the_folder_of_notes_is_named_by_its_variable(
     assert seen == ["/run/containerd/io.containerd.runtime.v2.task", "/run/k3s/tasks"]
 
 
-def test_what_the_system_refuses_is_a_sentence(
+def test_an_operating_system_error_is_reported_as_one_sentence(
     installer: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

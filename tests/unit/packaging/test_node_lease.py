@@ -59,7 +59,9 @@ def spec(api: ApiServer) -> dict[str, Any]:
     "Kubernetes: nodes restart their engines one after the other",
     instead="if True:",
 )
-def test_one_node_at_a_time(module: ModuleType, api: ApiServer) -> None:
+def test_only_one_node_holds_the_restart_lease_at_a_time(
+    module: ModuleType, api: ApiServer
+) -> None:
     inside, most, done = 0, 0, list[str]()
     counts = threading.Lock()
 

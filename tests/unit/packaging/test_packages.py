@@ -87,7 +87,7 @@ def test_pages_and_manifests_name_this_version() -> None:
     assert {found for _, found in named} == {__version__}
 
 
-def test_what_simulates_is_of_this_version_and_wants_it() -> None:
+def test_gpuhook_simulate_requires_this_gpuhook_version() -> None:
     assert gpuhook_simulate.__version__ == __version__
     project = tomllib.loads((REPOSITORY / "simulate/pyproject.toml").read_text())["project"]
     assert project["dependencies"] == [f"gpuhook=={__version__}"]

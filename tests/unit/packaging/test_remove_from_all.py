@@ -59,7 +59,7 @@ def status(generation: int, updated: int, ready: int, wanted: int = 2) -> dict[s
     }
 
 
-def test_it_waits_for_all_nodes(
+def test_removal_waits_until_all_nodes_are_done(
     module: ModuleType, api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(api)

@@ -74,7 +74,7 @@ def test_program_is_hardened(
     assert "NEEDED" not in text, "it is static wherever the C library can be linked so"
 
 
-def test_no_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoCompilerError, match="No C compiler was found for gpu-py"):

@@ -35,7 +35,7 @@ def keep(root: Path, name: str, identity: str = "ID") -> None:
 
 @pytest.mark.parametrize("maker", KEPT)
 @pytest.mark.parametrize("runtimes", [["runc", "crun"], ["crun", "runc"], ["runc"], ["crun"]])
-def test_who_made_a_container_goes_on_with_it(
+def test_a_container_stays_with_the_runtime_that_created_it(
     kept: Installed, maker: str, runtimes: list[str]
 ) -> None:
     kept.configure(f"[nvidia-container-runtime]\nruntimes = {json.dumps(runtimes)}")
@@ -54,7 +54,7 @@ def test_who_made_a_container_goes_on_with_it(
 
 
 @pytest.mark.parametrize("maker", KEPT)
-def test_where_a_user_has_containers_without_root(kept: Installed, maker: str) -> None:
+def test_a_rootless_container_stays_with_its_low_level_runtime(kept: Installed, maker: str) -> None:
     [other] = [name for name in KEPT if name != maker]
     kept.configure(f'[nvidia-container-runtime]\nruntimes = ["{other}", "{maker}"]')
     keep(kept.folder / "user" / maker, maker)
@@ -63,14 +63,16 @@ def test_where_a_user_has_containers_without_root(kept: Installed, maker: str) -
     assert kept.run("delete", "ID") == f"{other} delete ID"
 
 
-def test_other_runtimes_keep_what_looks_like_runcs(kept: Installed) -> None:
+def test_a_runc_state_file_does_not_override_another_runtime(kept: Installed) -> None:
     kept.runtime("youki")
     kept.configure('[nvidia-container-runtime]\nruntimes = ["youki", "runc"]')
     keep(kept.folder / "root", "runc")
     assert kept.run("--root", str(kept.folder / "root"), "state", "ID").startswith("youki ")
 
 
-def test_where_its_maker_is_gone_python_says_so(kept: Installed, builds: Builds) -> None:
+def test_a_container_whose_runtime_is_missing_is_passed_to_python(
+    kept: Installed, builds: Builds
+) -> None:
     kept.install(builds.bare)  # the machine has it
     (kept.path / "crun").unlink()
     kept.configure('[nvidia-container-runtime]\nruntimes = ["runc"]')

@@ -96,7 +96,7 @@ def change_linked(gcc: Compiler) -> None:
 
 
 @pytest.mark.parametrize("change", [change_header, change_compiler, change_linked])
-def test_what_has_changed_is_compiled_again(
+def test_changed_inputs_are_compiled_again(
     gcc: Compiler, change: Callable[[Compiler], None]
 ) -> None:
     gcc.built(source="int other = 1;\n")
@@ -121,7 +121,7 @@ def test_other_words_or_input_are_something_else(gcc: Compiler) -> None:
     ("source", "status", "said"),
     [("int number = none;\n", 1, "error: "), ("static int number;\n", 0, "warning: ")],
 )
-def test_what_is_refused_or_warned_of_is_said_each_time(
+def test_compiler_errors_and_warnings_are_never_cached(
     gcc: Compiler, source: str, status: int, said: str
 ) -> None:
     for _ in range(2):

@@ -29,7 +29,7 @@ def test_links_to_the_nodes_go_with_them(tmp_path: Path, way: str) -> None:
     assert sorted(os.listdir(links)) == ["195:1", "1:3", "file"]
 
 
-def test_where_there_are_no_links_nothing_fails(tmp_path: Path) -> None:
+def test_removal_without_links_succeeds(tmp_path: Path) -> None:
     root = tmp_path / "gpus"
     root.mkdir()
     (root / MARKER).touch()

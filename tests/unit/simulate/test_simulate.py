@@ -31,7 +31,7 @@ def test_more_drivers_than_majors() -> None:
     assert len(free_majors(names[1:], DEVICES)) == 126
 
 
-def test_they_are_added_to_the_character_devices() -> None:
+def test_simulated_drivers_are_added_to_the_character_devices() -> None:
     assert devices_text({"kfd": 510, "mine": 8}, DEVICES) == (
         "Character devices:\n  1 mem\n511 x\n509 y\n510 kfd\n  8 mine\n\nBlock devices:\n510 sd\n"
     )
@@ -41,7 +41,7 @@ def test_they_are_added_to_the_character_devices() -> None:
 
 
 @pytest.mark.parametrize("soname", ["libx.so", "libascend_hal.so.1", "l"])
-def test_it_says_its_name(soname: str) -> None:
+def test_a_simulated_library_has_its_soname(soname: str) -> None:
     found = elf.read(shared_library(soname))
     assert (found.bits, found.soname, found.needed) == (64, soname, ())
 

@@ -103,7 +103,7 @@ def test_events_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         events._events.close()
 
 
-def test_what_stays_in_memory() -> None:
+def test_watch_does_not_load_pyroute2() -> None:
     """pyroute2 would take more of it than all the rest."""
     code = "import sys, gpuhook.tools.cli.watch; print(*sys.modules)"
     argv = [sys.executable, "-c", code]
@@ -113,7 +113,7 @@ def test_what_stays_in_memory() -> None:
     assert "pyroute2" not in loaded
 
 
-def test_of_an_empty_machine_one_sentence_is_enough(machine: Machine) -> None:
+def test_a_machine_without_drivers_causes_one_message(machine: Machine) -> None:
     [said] = machine.look()
     assert "NVIDIA" in said
     assert machine.look() == []
@@ -175,7 +175,7 @@ def test_all_broken_drivers_are_named(machine: Machine, monkeypatch: pytest.Monk
     assert len(machine.look()) == len(registry.KNOWN)
 
 
-def test_what_all_say_alike_is_said_once(machine: Machine) -> None:
+def test_an_error_common_to_all_vendors_is_reported_once(machine: Machine) -> None:
     Path(machine.config.state_dir).write_text("no folder")
     assert len(machine.look()) == 1
 
@@ -217,7 +217,7 @@ def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert descriptors() == before
 
 
-def test_who_finds_another_in_the_place_keeps_nothing(folder: Path) -> None:
+def test_a_refused_second_prefork_server_leaves_no_descriptors(folder: Path) -> None:
     lock = instance._lock_instance(loads(""), "/bin/true")
     assert lock is not None
     before = descriptors()
@@ -227,7 +227,7 @@ def test_who_finds_another_in_the_place_keeps_nothing(folder: Path) -> None:
     os.close(lock)
 
 
-def test_what_fails_in_a_turn_is_not_told_of_the_kernels_events(
+def test_only_listener_failures_are_reported_as_event_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But if no listener can be started, that is reported."""

@@ -35,7 +35,7 @@ def ask(vendor: str, words: str) -> str:
 
 
 @pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
-def test_what_documents_make_void_is_a_variable_of_the_vendors(names: ModuleType) -> None:
+def test_the_variable_voided_by_cdi_specs_is_the_vendors_own(names: ModuleType) -> None:
     assert names.VOID in {"", *names.VARIABLES}
 
 
@@ -137,7 +137,9 @@ def env_of(vendor: str, asked: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("vendor", "named"), rows("named"))
-def test_which_are_meant(found: dict[str, Inventory], vendor: str, named: tuple[str, str]) -> None:
+def test_requests_select_the_expected_devices(
+    found: dict[str, Inventory], vendor: str, named: tuple[str, str]
+) -> None:
     asked, expected = named
     answer = resolved(found[vendor], *env_of(vendor, asked))
     assert " ".join(labels(answer)) == expected
@@ -151,13 +153,17 @@ def test_the_group_of_the_nodes_comes_with_them(found: dict[str, Inventory]) -> 
 
 
 @pytest.mark.parametrize(("vendor", "asked"), rows("unknown"))
-def test_what_is_not_there_is_refused(found: dict[str, Inventory], vendor: str, asked: str) -> None:
+def test_unknown_devices_are_refused_with_a_list_of_existing_ones(
+    found: dict[str, Inventory], vendor: str, asked: str
+) -> None:
     with pytest.raises(UnknownDeviceError, match=SAMPLES[vendor].it_has):
         resolved(found[vendor], *env_of(vendor, asked))
 
 
 @pytest.mark.parametrize(("vendor", "asked"), rows("nothing"))
-def test_what_asks_for_nothing(found: dict[str, Inventory], vendor: str, asked: str) -> None:
+def test_variables_that_request_nothing_give_no_devices(
+    found: dict[str, Inventory], vendor: str, asked: str
+) -> None:
     assert answered(found[vendor], *env_of(vendor, asked)) is None
 
 
@@ -210,7 +216,7 @@ def test_a_simulator_has_no_setting_of_another_name(vendor: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("vendor", having("refused"))
-def test_what_a_simulator_refuses(vendor: str, tmp_path: Path) -> None:
+def test_invalid_simulator_settings_are_refused(vendor: str, tmp_path: Path) -> None:
     settings, message = SAMPLES[vendor].refused or ({}, "")
     with pytest.raises(SimulateError, match=message):
         Machine(vendor, tmp_path, 1, **settings)
@@ -227,7 +233,7 @@ def two_of(vendor: str, root: Path) -> Inventory:
 
 
 @pytest.mark.parametrize("vendor", registry.KNOWN)
-def test_what_comes_with_one_device_alone_is_that_devices(vendor: str, tmp_path: Path) -> None:
+def test_a_node_given_with_only_one_device_belongs_to_it(vendor: str, tmp_path: Path) -> None:
     """Exclusive devices and limits depend on it, whatever gives a container such a node."""
     found = two_of(vendor, tmp_path)
     capabilities = ("NVIDIA_DRIVER_CAPABILITIES=all",) if vendor == "nvidia" else ()

@@ -91,7 +91,7 @@ def test_only_a_machine_with_devices_needs_a_driver(
         ("intel_npu", "Intel's NPU driver isn't loaded"),
     ],
 )
-def test_where_a_root_is_configured_a_driver_is_expected(
+def test_a_configured_driver_root_without_a_driver_is_a_failure(
     examine: Examine, vendor: str, message: str
 ) -> None:
     (examine.tree.root / "driver").mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_where_a_root_is_configured_a_driver_is_expected(
 
 
 @pytest.mark.parametrize(("vendor", "finding"), rows("findings"))
-def test_what_is_wrong(
+def test_driver_problems_are_reported_by_the_doctor(
     examine: Examine, vendor: str, finding: tuple[dict[str, Any], str, str]
 ) -> None:
     settings, status, message = finding
@@ -131,7 +131,7 @@ def test_a_node_with_other_numbers(examine: Examine, vendor: str, path: str, dev
 @pytest.mark.parametrize(
     ("vendor", "path"), [("neuron", "/dev/neuron0"), ("gaudi", "/dev/accel/accel0")]
 )
-def test_nodes_for_root_alone(examine: Examine, vendor: str, path: str) -> None:
+def test_nodes_only_root_can_open_cause_a_warning(examine: Examine, vendor: str, path: str) -> None:
     made = Machine(vendor, examine.tree.root, 1)
     for node in made.nodes.values():
         node.mode = 0o600

@@ -115,7 +115,7 @@ def test_no_socket_is_given_however_it_is_spelled(root: Path, lister: Lister, pa
 
 @pytest.mark.protects("everybodys-folder", "nothing in a folder of everybody's is part of a driver")
 @LISTERS
-def test_what_everybody_could_put_there_is_not_given(root: Path, lister: Lister) -> None:
+def test_paths_in_world_writable_folders_are_refused(root: Path, lister: Lister) -> None:
     for name in ("tmp", "opt/shared"):
         (root / name / "made").mkdir(parents=True)
         (root / name / "made/file").write_text("")
@@ -143,7 +143,9 @@ def test_a_socket_that_comes_later(root: Path, lister: Lister) -> None:
     assert why.endswith("/run/other is passed to containers: it contains the socket deep/socket")
 
 
-def test_what_cannot_be_looked_at_is_not_given(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_that_cannot_be_examined_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: Rootfs, __: str) -> str:
         raise PermissionError(13, "Permission denied")
 

@@ -111,7 +111,7 @@ def test_intel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "n/a\n", "1" * 5000, "9" * 20, "٣\n", "0x10\n", "-\n"])
-def test_what_is_no_number_is_no_value(tmp_path: Path, text: str) -> None:
+def test_sensor_values_that_are_not_numbers_are_omitted(tmp_path: Path, text: str) -> None:
     found = machine("intel_gpu", tmp_path / "intel", 1)
     [device] = found.devices
     [path] = (tmp_path / "intel").glob("sys/devices/*/*/hwmon/hwmon0/temp2_input")
@@ -131,7 +131,7 @@ def test_a_file_that_leads_elsewhere(tmp_path: Path) -> None:
     assert sensors.read(found, every)[device.id].keys() == {"energy_joules"}
 
 
-def test_a_device_that_is_left_alone(tmp_path: Path) -> None:
+def test_sensors_of_excluded_devices_are_not_read(tmp_path: Path) -> None:
     """Its files are not so much as opened: the driver may hang in them."""
     found = machine("amd", tmp_path / "amd", 3)
     asked: list[str] = []

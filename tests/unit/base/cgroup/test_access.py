@@ -222,7 +222,7 @@ def test_outside_our_cgroup_namespace(proc: Proc) -> None:
     assert proc.find() == (2, str(folder))
 
 
-def test_not_mounted(proc: Proc) -> None:
+def test_a_cgroup_without_a_mount_is_an_error(proc: Proc) -> None:
     proc.memberships("7", "5:devices:/abc\n0::/def\n")
     with pytest.raises(CgroupError, match=r"shows the container's cgroup /abc \(v1\) or /def"):
         allow(proc, [(195, 0)])
@@ -324,7 +324,9 @@ def extended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_where_crun_keeps_the_devices_in_a_systemd_scope(proc: Proc, extended: list[str]) -> None:
+def test_crun_systemd_scope_and_inner_cgroup_are_both_extended(
+    proc: Proc, extended: list[str]
+) -> None:
     scope = proc.cgroup("cg/machine.slice/libpod-abc.scope")
     inner = proc.cgroup("cg/machine.slice/libpod-abc.scope/container", "cgroup.procs")
     proc.mounts(V2)
@@ -353,7 +355,7 @@ def test_a_name_with_what_is_no_end_of_a_line(proc: Proc) -> None:
 @pytest.mark.protects(
     "written-cgroup", "a container is repaired in the cgroup that was written down"
 )
-def test_where_the_devices_were_given(proc: Proc, extended: list[str]) -> None:
+def test_devices_are_allowed_only_in_the_recorded_cgroup(proc: Proc, extended: list[str]) -> None:
     """Not where the process has gone since: below, or elsewhere."""
     given = proc.cgroup("cg/docker/abc", "cgroup.procs")
     for name in ("docker/abc/init", "docker/abcd", "docker/victim"):
@@ -373,7 +375,7 @@ def test_where_the_devices_were_given(proc: Proc, extended: list[str]) -> None:
     assert extended == [str(given)] * 2
 
 
-def test_what_is_written_down_of_a_cgroup() -> None:
+def test_only_unambiguous_cgroup_paths_are_recorded() -> None:
     """Nothing that has another name elsewhere."""
     assert access.places(b"5:devices:/a\n3:cpu:/b\n0::/c\n") == {1: "/a", 2: "/c"}
     assert access.places(b"5:devices:/\n0::/../c\n") == {}
@@ -384,7 +386,7 @@ def test_what_is_written_down_of_a_cgroup() -> None:
     "the prefork server in a machine's container leaves its caller's cgroup, too",
     instead="pass",
 )
-def test_where_a_process_of_nobodys_goes(proc: Proc) -> None:
+def test_outermost_cgroups_are_the_roots_and_the_cgroup_of_pid_1(proc: Proc) -> None:
     """To the root, or to the first process where a root below another one lets none in."""
     (proc.path / "1").mkdir()
     proc.memberships("1", "0::/init.scope\n")

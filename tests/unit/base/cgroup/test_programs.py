@@ -100,7 +100,7 @@ def test_exactly_the_devices_are_allowed(
 
 
 @given(st.lists(pairs, min_size=1, max_size=5), st.lists(pairs, min_size=1, max_size=5), pairs)
-def test_what_follows_decides_the_rest(
+def test_combined_device_programs_allow_the_devices_of_both(
     ours: list[tuple[int, int]], theirs: list[tuple[int, int]], asked: tuple[int, int]
 ) -> None:
     both = code.allow_rules(ours) + code.allow_rules(theirs) + DENY

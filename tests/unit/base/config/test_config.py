@@ -139,7 +139,7 @@ def test_commented_file_has_every_key_with_its_default() -> None:
     assert set(live) == set(KEYS) | {FEATURE_PREFIX + name for name in FEATURES}
 
 
-def test_there_is_one_commented_file() -> None:
+def test_the_packaged_config_is_a_link_to_the_commented_file() -> None:
     """The package has a link to it, which an editor could have replaced by a copy."""
     repository = Path(__file__).parents[4]
     packaged = repository / "src/gpuhook/tools/config/config.toml"
@@ -187,7 +187,7 @@ def test_driver_root_of_a_vendor(text: str, roots: tuple[str, str]) -> None:
         ('[gpuhook]\nmissing-driver = "warn"', "gpuhook.missing-driver must be fail or ignore"),
     ],
 )
-def test_what_is_said_of_drivers_is_checked(text: str, words: str) -> None:
+def test_invalid_driver_settings_are_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         loads(text)
     assert words in caught.value.cause
@@ -246,7 +246,7 @@ def test_unknown_keys_never_stop_a_container() -> None:
     }
 
 
-def test_features_that_nobody_carries_out_are_named() -> None:
+def test_features_without_effect_are_reported_as_ignored() -> None:
     text = """
         [features]
         allow-cuda-compat-libs-from-container = true
@@ -258,7 +258,7 @@ def test_features_that_nobody_carries_out_are_named() -> None:
     assert "gpuhook doesn't know this key" not in ignored.values()
 
 
-def test_somebody_reads_every_setting() -> None:
+def test_every_setting_with_an_effect_is_read_by_code() -> None:
     """Keys that no code reads must be listed as without effect."""
     read = set[str]()
     for path in (Path(__file__).parents[4] / "src/gpuhook").rglob("*.py"):
@@ -390,7 +390,7 @@ def test_all_mistakes_are_found_at_once() -> None:
         ("a = 01", 1),
     ],
 )
-def test_not_toml_names_the_line(text: str, line: int) -> None:
+def test_an_invalid_toml_error_names_the_line(text: str, line: int) -> None:
     with pytest.raises(ConfigError, match="/x is not valid TOML") as caught:
         loads(text, "/x")
     assert re.search(rf"line {line}\b", caught.value.cause)

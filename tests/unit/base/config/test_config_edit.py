@@ -159,7 +159,7 @@ def test_misspelt_keys_are_answered(key: str, answer: str) -> None:
 
 @pytest.mark.parametrize("key", ALL_KEYS)
 @pytest.mark.parametrize("text", ["", DEFAULT, LIVE], ids=["empty", "default", "live"])
-def test_one_key_changes_and_nothing_else(text: str, key: str) -> None:
+def test_setting_each_key_leaves_other_keys_and_comments_unchanged(text: str, key: str) -> None:
     changed = set_value(text, key, sample(key))
     expected = {**flatten(tomllib.loads(text)), key: sample(key)}
     assert flatten(tomllib.loads(changed)) == expected
@@ -425,14 +425,16 @@ def test_set_takes_every_line_of_show(tmp_path: Path) -> None:
         ("nvidia-container-runtime.mode=no", "nvidia-container-runtime.mode must be one of"),
     ],
 )
-def test_what_was_not_written_is_not_to_be_corrected(assignment: str, problem: str) -> None:
+def test_a_refused_new_value_error_states_that_nothing_was_written(
+    assignment: str, problem: str
+) -> None:
     with pytest.raises(ConfigError) as found:
         set_value("", *parse_assignment(assignment))
     assert found.value.cause.startswith(problem)
     assert found.value.remedy == "Nothing was written: give it another value"
 
 
-def test_what_was_wrong_before_is_to_be_corrected() -> None:
+def test_an_earlier_error_in_the_file_must_be_corrected_first() -> None:
     before = 'swarm-resource = "GPU"\n[nvidia-container-runtime]\nmode = "no"\n'
     with pytest.raises(ConfigError, match=r"line 3: .*mode must be one of .*Correct it"):
         set_value(before, "swarm-resource", "X")

@@ -113,7 +113,7 @@ CHANGES = st.sampled_from(sorted(KEYS)).flatmap(
 
 @settings(max_examples=200)
 @given(st.lists(st.one_of(KEY_LINES, LINES)).map("\n".join), CHANGES)
-def test_a_change_changes_that_key_alone(text: str, change: tuple[str, Any]) -> None:
+def test_setting_a_key_changes_only_that_key(text: str, change: tuple[str, Any]) -> None:
     key, value = change
     with contextlib.suppress(ConfigError):
         changed = set_value(text, key, value)

@@ -40,7 +40,7 @@ def test_the_least_that_a_table_holds() -> None:
     assert (vendor.title, vendor.noun, vendor.numbers) == ("Maker", "device", "node")
 
 
-def test_what_is_shown_loads_again() -> None:
+def test_shown_vendor_tables_load_again_unchanged() -> None:
     tables = declared_vendors.tables()
     for later in ("tpu-vfio", "rocket"):  # other generations, with the variable of the first
         del tables[later]
@@ -103,7 +103,7 @@ def test_tables_need_no_slow_reader(text: str) -> None:
         ("files = [1]", "line 6: gpuhook.vendors.files must be a list of strings"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(line: str, words: str) -> None:
+def test_an_invalid_vendor_key_is_refused_with_its_line(line: str, words: str) -> None:
     key = line.partition(" ")[0]
     kept = [each for each in LEAST.splitlines() if each.partition(" ")[0] != key]
     place = 1 + list(FIELDS).index(key) if key in ("name", "kind") else len(kept)
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_said_with_its_line(line: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["name", "kind", "variable", "nodes"])
-def test_what_must_be_there(key: str) -> None:
+def test_a_missing_required_vendor_key_is_refused(key: str) -> None:
     text = "".join(line for line in LEAST.splitlines(keepends=True) if not line.startswith(key))
     with pytest.raises(ConfigError, match=f"line 1: gpuhook.vendors lacks {key}"):
         loads(text)
@@ -138,7 +138,7 @@ def test_two_vendors_differ(key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["gpuhook.vendors = 1", "[gpuhook.vendors]\na = 1"])
-def test_what_is_no_list_of_tables(text: str) -> None:
+def test_vendors_that_are_not_a_list_of_tables_are_not_loaded(text: str) -> None:
     _, errors = examine(text)
     assert errors or not loads(text).vendors
     if text.endswith("= 1\n") or text.startswith("gpuhook.vendors"):
@@ -152,7 +152,9 @@ def test_what_is_no_list_of_tables(text: str) -> None:
         ('"maker.com/npu"', '"nvidia.com/gpu"', "nvidia.com/gpu"),
     ],
 )
-def test_what_is_anothers_cannot_be_declared(tmp_path: Path, old: str, new: str, word: str) -> None:
+def test_the_name_or_kind_of_a_built_in_vendor_cannot_be_declared(
+    tmp_path: Path, old: str, new: str, word: str
+) -> None:
     file = tmp_path / "config.toml"
     file.write_text(LEAST.replace(old, new))
     with pytest.raises(ConfigError, match=f"{word} is NVIDIA's already"):

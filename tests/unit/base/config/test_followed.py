@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
     return found
 
 
-def test_what_is_changed_counts(path: Path) -> None:
+def test_a_changed_config_file_is_read_again(path: Path) -> None:
     found = Followed(str(path))
     assert found.config.accept_envvar_unprivileged
     assert not found.read()

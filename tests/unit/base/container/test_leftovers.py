@@ -71,7 +71,7 @@ CASES: list[tuple[tuple[str, str], Files, Files, bool, bool]] = [
 
 
 @pytest.mark.parametrize(("link", "files", "links", "left", "renewed"), CASES)
-def test_what_is_left(
+def test_leftovers_of_an_earlier_start_are_recognized(
     root: Path, link: tuple[str, str], files: Files, links: Files, left: bool, renewed: bool
 ) -> None:
     fill(root, files, links)
@@ -96,7 +96,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("link", "files", "links", "left", "renewed"), CASES)
-def test_what_is_left_is_replaced_and_comes_back(
+def test_leftovers_are_replaced_and_restored_on_rollback(
     container: Container, root: Path, link: tuple[str, str], files: Files, links: Files,
     left: bool, renewed: bool,
 ) -> None:  # fmt: skip

@@ -127,7 +127,7 @@ def test_root_of_a_mount() -> None:
         os.close(folder)
 
 
-def test_what_is_below_a_mount() -> None:
+def test_mounts_below_a_mount_are_found_in_any_table_order() -> None:
     """In whatever order: newer kernels sort a table by other numbers."""
     lines = CONTAINER.encode().splitlines(keepends=True)
     for table in (proc.Mounts(b"".join(lines)), proc.Mounts(b"".join(reversed(lines)))):

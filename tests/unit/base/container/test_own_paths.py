@@ -25,7 +25,7 @@ def host(tmp_path: Path) -> Iterator[Rootfs]:
         yield root
 
 
-def test_what_is_own_is_opened(host: Rootfs) -> None:
+def test_trusted_paths_are_opened_and_resolved(host: Rootfs) -> None:
     fd = host.open_own("/usr/lib/file")
     try:
         assert os.path.samestat(os.fstat(fd), os.stat(f"{host.path}/usr/lib/file"))
@@ -40,7 +40,7 @@ def test_what_is_own_is_opened(host: Rootfs) -> None:
     "driver-link", "what is mounted of a driver is no link", instead="if everybodys:"
 )
 @pytest.mark.parametrize("path", ["/tmp/file", "/tmp/nowhere/file", "/tmp", "/usr/lib/link"])
-def test_what_is_not_own_is_refused(host: Rootfs, path: str) -> None:
+def test_untrusted_paths_and_links_are_refused(host: Rootfs, path: str) -> None:
     with pytest.raises(UntrustedPathError, match=r"No file from .* is passed to containers"):
         host.open_own(path)
 
@@ -67,7 +67,7 @@ def test_another_users_folder(host: Rootfs, monkeypatch: pytest.MonkeyPatch) -> 
             ask("/usr/lib/file")
 
 
-def test_a_root_of_everybodys(tmp_path: Path) -> None:
+def test_a_world_writable_root_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tmp_path.chmod(0o777)
     with Rootfs(str(tmp_path)) as root:

@@ -36,7 +36,7 @@ def inodes(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in (root / FOLDER[1:]).iterdir()}
 
 
-def test_what_is_written_to_one_is_in_no_other(container: Container, root: Path) -> None:
+def test_each_placeholder_is_a_separate_file(container: Container, root: Path) -> None:
     """Once a container runs without devices, they are ordinary files."""
     names = [f"lib{number}.so" for number in range(46)]
     make(container, *names)
@@ -58,14 +58,14 @@ def test_the_images_own_files_are_used_as_they_are(container: Container, root: P
     assert sorted(inodes(root)) == ["b", "c"]
 
 
-def test_one_that_was_removed_meanwhile_is_made_again(container: Container, root: Path) -> None:
+def test_a_removed_placeholder_is_made_again(container: Container, root: Path) -> None:
     make(container, "a")
     (root / "usr/lib/a").unlink()
     make(container, "b", "a")
     assert sorted(inodes(root)) == ["a", "b"]
 
 
-def test_one_that_is_swapped_for_another_file_is_not_what_is_mounted_on(
+def test_a_placeholder_swapped_for_a_link_is_not_mounted_on(
     container: Container, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The descriptor to mount on is of the file that was made, whatever has its name."""

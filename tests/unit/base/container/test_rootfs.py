@@ -71,7 +71,7 @@ def test_paths_stay_inside(root: Rootfs, by: str, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/passwd", "/circle", "/dangling", "/nothing", "/usr/lib/library/below", "/magic/etc"]
 )
-def test_what_is_not_there_is_none(root: Rootfs, by: str, path: str) -> None:
+def test_missing_and_unresolvable_paths_read_as_empty(root: Rootfs, by: str, path: str) -> None:
     assert root.read_file(path, 100) is None
     assert root.stat(path) is None
     assert root.list_folder(path) == []
@@ -99,7 +99,9 @@ def test_files_longer_than_wanted(root: Rootfs, by: str) -> None:
 @pytest.mark.protects(
     "regular-file", "what is no regular file is not opened", instead="return reopen(fd)"
 )
-def test_what_is_no_file_is_not_even_opened(tmp_path: Path, root: Rootfs, by: str) -> None:
+def test_a_path_that_is_no_regular_file_is_never_opened(
+    tmp_path: Path, root: Rootfs, by: str
+) -> None:
     """A node could be a watchdog's: opening it would be enough to restart the host."""
     opened = threading.Event()
 
@@ -127,7 +129,7 @@ def test_a_root_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.protects(
     "disturbed-lookup", "a disturbed look-up is tried again", instead="_LOOKUP_ATTEMPTS = 1"
 )
-def test_interrupted_look_ups_are_tried_again(
+def test_interrupted_path_lookups_are_retried(
     root: Rootfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, failures = kernel.syscall, [BlockingIOError(errno.EAGAIN, "again")] * 5
@@ -172,7 +174,9 @@ def outcome(look: Callable[[], int]) -> tuple[int, int] | str:
 
 
 @given(TREES, PATHS)
-def test_both_ways_find_the_same(tree: dict[str, str | None], path: str) -> None:
+def test_openat2_and_the_stepwise_walk_find_the_same_file(
+    tree: dict[str, str | None], path: str
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder, "root")
         base.mkdir()

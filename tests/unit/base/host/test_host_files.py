@@ -39,7 +39,9 @@ def _make(path: Path, kind: str) -> None:
     "regular-read", "other users: what is no regular file is not read", instead="if True:"
 )
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a pipe", "link to a device", "socket"])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_no_regular_file_is_refused_without_waiting(
+    tmp_path: Path, kind: str
+) -> None:
     _make(tmp_path / "file", kind)
     with in_time(), pytest.raises(OSError) as caught:
         host_files.read(str(tmp_path / "file"))
@@ -206,7 +208,7 @@ def test_a_way_that_others_may_change(tmp_path: Path, path: str, why: str) -> No
 
 @pytest.mark.usefixtures("as_root")
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_what_is_removed_meanwhile_is_a_missing_one(
+def test_a_path_removed_during_the_check_counts_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     (tmp_path / "one").mkdir()
@@ -229,7 +231,7 @@ def test_what_is_removed_meanwhile_is_a_missing_one(
     "read-writers", "a file is looked at and read by one descriptor where root carries it out"
 )
 @pytest.mark.usefixtures("as_root")
-def test_what_root_is_to_carry_out_is_read_as_it_was_looked_at(
+def test_files_writable_by_others_are_refused_even_if_swapped_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another file that comes in its place is another's, whenever it comes."""

@@ -123,7 +123,7 @@ LOCKS: dict[str, Callable[[Path], None]] = {
     instead="fd = os.open('.', os.O_RDONLY, dir_fd=self.fd)",
 )
 @pytest.mark.parametrize("name", [*LOCKS])
-def test_nobody_else_can_lock_it(
+def test_lock_files_cannot_be_opened_by_other_users(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With any umask, and in a world-readable folder, such as /run/gpuhook."""

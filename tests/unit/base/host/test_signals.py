@@ -48,7 +48,7 @@ def test_a_child_that_has_ended_keeps_its_number(child: int) -> None:
 @pytest.mark.protects(
     "own-child", "a signal to a child reaches no process that has its number since", instead="pass"
 )
-def test_who_is_no_child_gets_none() -> None:
+def test_a_process_that_is_no_child_gets_no_signal() -> None:
     """As one that was given the number of a child that is gone."""
     script = (
         "import os, time; pid = os.fork(); print(pid or '', end='', flush=True); time.sleep(60)"
@@ -68,7 +68,7 @@ def test_who_is_no_child_gets_none() -> None:
         os.close(held)
 
 
-def test_what_is_open_is_no_other(child: int) -> None:
+def test_a_pidfd_of_a_reaped_child_gets_no_signal(child: int) -> None:
     held = os.pidfd_open(child)
     assert signals.send(held, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -76,7 +76,7 @@ def test_what_is_open_is_no_other(child: int) -> None:
     os.close(held)
 
 
-def test_numbers_that_nobody_has() -> None:
+def test_unused_process_numbers_do_not_exist_and_get_no_signal() -> None:
     assert not signals.exists(MANY)
     assert not signals.exists(1 << 70)
     assert not signals.send_to_child(MANY, signal.SIGKILL)

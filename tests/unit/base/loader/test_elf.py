@@ -135,7 +135,7 @@ def test_many_sections_are_counted_in_the_first_header(library: LibraryBuilder) 
         (b"\x7fELF\x02\x01" + bytes(50), "cut short"),
     ],
 )
-def test_not_a_library(content: bytes, message: str) -> None:
+def test_a_file_that_is_no_valid_elf_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(ElfError, match=message):
         elf.read(content, "/usr/lib/libx.so")
 
@@ -232,7 +232,7 @@ def test_mutated_libraries_fail_only_with_our_error(
             elf.note(each, NOTE, b"GNU")
 
 
-def test_which_programs_want_a_loader() -> None:
+def test_only_dynamically_linked_programs_have_a_loader() -> None:
     assert Path(elf.loader(Path("/usr/bin/env").read_bytes())).exists()
     assert not elf.loader(Path("/sbin/ldconfig").resolve().read_bytes())
     with pytest.raises(ElfError, match="script is not an ELF file"):
@@ -240,7 +240,7 @@ def test_which_programs_want_a_loader() -> None:
 
 
 @pytest.mark.parametrize("tag", [elf.DT_RPATH, elf.DT_RUNPATH])
-def test_where_a_program_looks_for_libraries(library: LibraryBuilder, tag: int) -> None:
+def test_rpath_and_runpath_give_the_search_path(library: LibraryBuilder, tag: int) -> None:
     """The entry for a SONAME is made one of the other kind: both are places in the string table."""
     data = library("/nix/store/a/lib::/b")
     old = struct.pack("<qQ", elf.DT_SONAME, 0)[:8]
@@ -251,7 +251,7 @@ def test_where_a_program_looks_for_libraries(library: LibraryBuilder, tag: int) 
     assert elf.search_path(data) == []
 
 
-def test_programs_of_this_machine_look_nowhere_else() -> None:
+def test_a_system_program_has_no_search_path() -> None:
     fd = os.open("/bin/cat", os.O_RDONLY)
     try:
         assert elf.search_path(fd) == []

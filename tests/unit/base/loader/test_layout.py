@@ -93,7 +93,7 @@ def test_a_file_keeps_its_name() -> None:
     assert layout.cache_entries("/l", libraries, 3) == [("libx.so.1", "/l/libx.so.1", 3)]
 
 
-def test_what_ldconfig_does_not_look_at() -> None:
+def test_names_that_ldconfig_ignores_are_not_library_names() -> None:
     assert not layout.is_library_name("nvidia_drv.so")
     assert not layout.is_library_name("libx.a")
     assert layout.is_library_name("ld-linux.so.2")

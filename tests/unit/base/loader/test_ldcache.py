@@ -275,7 +275,9 @@ def test_merging_twice_changes_nothing(root: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, b""])
-def test_no_cache_gives_one_of_the_driver_alone(nothing: bytes | None, tmp_path: Path) -> None:
+def test_merging_into_a_missing_cache_lists_only_driver_libraries(
+    nothing: bytes | None, tmp_path: Path
+) -> None:
     merged = ldcache.merge(nothing, additions(["libcuda.so.1", "libnvidia-ml.so.1"]))
     assert listing(merged, tmp_path) == [
         f"libnvidia-ml.so.1 ({own.ABI}) => {FOLDER}/libnvidia-ml.so.1",

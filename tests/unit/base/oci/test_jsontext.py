@@ -140,7 +140,7 @@ def test_put_refuses_another_shape(text: str) -> None:
 
 
 @given(OBJECT, st.lists(st.text(), min_size=1, max_size=3))
-def test_what_is_put_is_there_and_nothing_else_changed(
+def test_put_sets_the_value_and_changes_nothing_else(
     document: dict[str, object], path: list[str]
 ) -> None:
     try:
@@ -306,7 +306,7 @@ def test_to_json_and_back() -> None:
 
 
 @pytest.mark.parametrize("data", [7, [1], None, {"title": "a"}, {**WHOLE.to_json(), "parts": [7]}])
-def test_what_is_no_record(data: object) -> None:
+def test_data_that_is_no_valid_record_is_refused(data: object) -> None:
     with pytest.raises((TypeError, ValueError, KeyError)):
         Whole.from_json(data)  # type: ignore[arg-type]
 

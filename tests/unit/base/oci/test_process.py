@@ -110,7 +110,7 @@ def mapping(inside: object, outside: object, size: object) -> dict[str, object]:
         ({"namespaces": "user", "gidMappings": 1}, 44),
     ],
 )
-def test_what_a_group_is_called_inside(linux: object, inside: int | None) -> None:
+def test_host_groups_are_mapped_into_the_user_namespace(linux: object, inside: int | None) -> None:
     data = {"linux": linux}
     assert process.group_inside(data, 44) == inside
     made = process.add_groups(Spec("/b/config.json", json.dumps(data)), [44])

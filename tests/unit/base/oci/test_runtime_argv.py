@@ -68,7 +68,7 @@ def test_another_config(words: str, config: str) -> None:
         "-V create id", "-v run id", "--root create",
     ],
 )  # fmt: skip
-def test_what_creates_nothing_is_for_the_runtime(line: str) -> None:
+def test_command_lines_that_create_no_container_pass_to_the_runtime(line: str) -> None:
     arguments = Arguments(line.split())
     assert arguments.verb not in CREATING_VERBS
     assert arguments.unclear == ""
@@ -95,7 +95,7 @@ def test_what_creates_nothing_is_for_the_runtime(line: str) -> None:
         ("--future exec id create", "--future"),
     ],
 )
-def test_what_not_all_runtimes_read_in_one_way_is_unclear(line: str, word: str) -> None:
+def test_arguments_that_runtimes_read_differently_are_unclear(line: str, word: str) -> None:
     arguments = Arguments(line.split())
     assert arguments.unclear == word
     assert arguments.verb not in CREATING_VERBS
@@ -152,7 +152,7 @@ def test_create_vectors(case: dict[str, Any]) -> None:
         assert (Arguments(case["input"]["argv"]).verb == "create") == case["expected"]["create"]
 
 
-def test_where_we_differ_from_the_vectors() -> None:
+def test_command_lines_with_known_differences_from_the_shared_vectors() -> None:
     assert Arguments(["--log", "create", "list"]).verb == "list"
     assert Arguments(["run", "--bundle", "/b", "c"]).verb == "run"
     assert Arguments(["--bundle", "create", "create"]).unclear == "--bundle"

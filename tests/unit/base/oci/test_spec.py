@@ -71,7 +71,7 @@ def test_missing_spec_names_the_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "file/config.json", "missing/config.json"])
-def test_what_is_no_file_is_usable_for_no_runtime(tmp_path: Path, path: str) -> None:
+def test_a_spec_path_that_is_no_file_is_unusable(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnusableSpecError):
         read_spec(str(tmp_path / path))
@@ -97,7 +97,7 @@ def test_appending_to_an_odd_shape_is_refused() -> None:
         spec.append(("hooks", "prestart"), [{}])
 
 
-def test_drop_hooks_takes_the_named_ones_alone() -> None:
+def test_drop_hooks_removes_only_the_named_hooks() -> None:
     hooks = [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/x/other"}]
     spec = Spec("/b/config.json", json.dumps({"hooks": {"prestart": hooks}}))
     dropped = spec.drop_hooks("prestart", ("nvidia-container-runtime-hook",))

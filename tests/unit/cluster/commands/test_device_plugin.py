@@ -104,7 +104,7 @@ def test_every_option_is_there(started: list[Any], empty: str) -> None:
     assert len(started) == len(INEFFECTIVE)
 
 
-def test_what_is_wrong_starts_nothing(started: list[Any], empty: str) -> None:
+def test_an_invalid_option_starts_nothing(started: list[Any], empty: str) -> None:
     with pytest.raises(ConfigError, match="--mig-strategy"):
         run("--config", empty, "--mig-strategy", "all")
     assert started == []

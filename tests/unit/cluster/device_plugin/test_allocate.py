@@ -139,7 +139,7 @@ def test_variables_that_gpu_py_would_set() -> None:
     assert "SEATS" not in allocate(partly, ["b", "a"], by("cdi-cri")).envs
 
 
-def test_a_vendor_without_files_gets_nodes_alone() -> None:
+def test_a_vendor_without_driver_files_gets_only_device_nodes() -> None:
     answer = allocate(gpus("a", driver_folder=""), ["a"], by("mounts"))
     assert (answer.mounts, len(answer.devices)) == ((), 2)
 

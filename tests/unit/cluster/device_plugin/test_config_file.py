@@ -62,7 +62,7 @@ def test_resource_vectors(case: dict[str, Any]) -> None:
     ["", "-1", "1:", ":1", "0:0:0", "GPU-1", "4cf8db2d-06c0-7d70-1a51-e59b25b2c16c",
      "MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/0", "٣", "0\n"],
 )  # fmt: skip
-def test_what_is_no_reference(text: str) -> None:
+def test_an_invalid_device_reference_has_no_kind(text: str) -> None:
     assert reference_kind(text) is None
 
 
@@ -139,7 +139,7 @@ def test_every_value(tmp_path: Path) -> None:
     "text", ["", "version: v1", "{}", "flags:", "flags: {plugin: }", "flags: {migStrategy: }",
              "sharing: {mps: , timeSlicing: {resources: }}", '{"version": "v1", "flags": {}}'],
 )  # fmt: skip
-def test_what_says_nothing(tmp_path: Path, text: str) -> None:
+def test_an_empty_file_or_section_sets_nothing(tmp_path: Path, text: str) -> None:
     assert written(tmp_path, text) == Content()
 
 
@@ -155,7 +155,7 @@ def test_what_says_nothing(tmp_path: Path, text: str) -> None:
         ("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: 1}]}}", "devices"),
     ],
 )
-def test_what_has_no_effect_is_said(tmp_path: Path, text: str, words: str) -> None:
+def test_settings_without_effect_give_a_warning(tmp_path: Path, text: str, words: str) -> None:
     [warning] = written(tmp_path, text).warnings
     assert words in warning
     assert "plugin.yaml, line" in warning
@@ -166,7 +166,7 @@ def test_a_rename_is_switched_off_as_in_nvidias_plugin(tmp_path: Path) -> None:
     assert written(tmp_path, text).sharing == {GPU: Sharing(GPU, 2, GPU)}
 
 
-def test_what_needs_no_word(tmp_path: Path) -> None:
+def test_harmless_unused_settings_give_no_warning(tmp_path: Path) -> None:
     found = written(tmp_path, "flags: {deviceDiscoveryStrategy: auto, useNodeFeatureAPI: true}")
     assert found.warnings == []
 
@@ -277,7 +277,7 @@ SHARED_AND_LONG = f"""sharing:
         ("flags:\n  migStrategy: !!int x", 2, "doesn't fit"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_its_line(
+def test_an_invalid_value_is_refused_with_its_line(
     tmp_path: Path, text: str, line: int, words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -310,7 +310,7 @@ TABLES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), TABLES) | TABLES)
-def test_whatever_stands_there_is_read_or_refused(content: object) -> None:
+def test_any_content_is_read_or_refused(content: object) -> None:
     reader = Reader("f")
     text = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
     try:

@@ -90,7 +90,7 @@ def test_words_for_yes(word: str) -> None:
     assert read({}, {"PASS_DEVICE_SPECS": word})[0].pass_device_specs
 
 
-def test_an_empty_variable_says_nothing() -> None:
+def test_empty_variables_keep_all_defaults_except_the_socket() -> None:
     empty = {name: "" for option in OPTIONS for name in option.variables}
     settings, _ = read({}, empty)
     assert settings == settings_of(register=False), "but that of the socket"
@@ -114,7 +114,7 @@ def test_an_empty_socket_is_no_registration() -> None:
         ("xid", "79", "NUMBER=ACTION"),
     ],
 )
-def test_what_is_wrong(flag: str, text: str, words: str) -> None:
+def test_an_invalid_option_or_variable_is_refused(flag: str, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read({flag: text}, {})
     assert words in caught.value.cause
@@ -124,7 +124,7 @@ def test_what_is_wrong(flag: str, text: str, words: str) -> None:
         read({}, {variable: text})
 
 
-def test_what_has_no_effect_is_said() -> None:
+def test_options_without_effect_give_a_warning() -> None:
     _, warnings = read({"mps-root": "/x"}, {"NVIDIA_CDI_HOOK_PATH": "/usr/bin/nvidia-ctk"})
     assert [each.partition(" ")[0] for each in warnings] == ["$NVIDIA_CDI_HOOK_PATH", "--mps-root"]
     assert read({}, {"DEVICE_DISCOVERY_STRATEGY": "auto"})[1] == []
@@ -142,19 +142,19 @@ def test_what_has_no_effect_is_said() -> None:
         ({"device-list-strategy": "cdi-cri", "gds-enabled": "true"}, "nvidia.com/gds"),
     ],
 )
-def test_what_goes_badly_together_is_said(flags: dict[str, str], words: str) -> None:
+def test_conflicting_options_give_a_warning(flags: dict[str, str], words: str) -> None:
     [warning] = read(flags, {})[1]
     assert words in warning
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_strategy_alone_needs_no_word(strategy: str) -> None:
+def test_valid_device_list_strategies_give_no_warning(strategy: str) -> None:
     assert read({"device-list-strategy": strategy}, {})[1] == []
     both = f"{strategy},envvar"
     assert read({"device-list-strategy": both}, {"PASS_DEVICE_SPECS": "1"})[1] == []
 
 
-def test_what_is_said_of_health() -> None:
+def test_health_check_variables_are_applied() -> None:
     environ = {"DP_DISABLE_HEALTHCHECKS": "all,68", "DP_ENABLE_HEALTHCHECKS": "13"}
     found: PluginSettings = read({}, {**environ, "GPUHOOK_XID": "13=application"})[0].vendors[
         "nvidia"

@@ -45,7 +45,9 @@ class ManagedSpecs:
         self.said = said.read_text()
 
 
-def test_it_says_what_it_did(tmp_path: Path, found: Found) -> None:
+def test_a_new_driver_folder_is_reported_and_an_unchanged_folder_is_not(
+    tmp_path: Path, found: Found
+) -> None:
     first = ManagedSpecs(tmp_path, found)
     assert first.well
     assert VERSION in first.said
@@ -63,7 +65,9 @@ def test_a_driver_that_fails_has_its_folder_as_it_was(tmp_path: Path, found: Fou
     assert (kept.folder / "lib64/libcuda.so.1").exists()
 
 
-def test_what_can_not_be_done_is_said(tmp_path: Path, found: Found) -> None:
+def test_a_file_in_place_of_the_driver_folder_is_an_error_and_unchanged(
+    tmp_path: Path, found: Found
+) -> None:
     (tmp_path / "driver").write_text("a user's")
     kept = ManagedSpecs(tmp_path, found)
     assert not kept.well
@@ -71,7 +75,7 @@ def test_what_can_not_be_done_is_said(tmp_path: Path, found: Found) -> None:
     assert (tmp_path / "driver").read_text() == "a user's"
 
 
-def test_it_ends_with_the_supervisor(tmp_path: Path, found: Found) -> None:
+def test_the_driver_folder_worker_ends_with_the_supervisor(tmp_path: Path, found: Found) -> None:
     """Whatever it is doing: another supervisor may be started at once."""
     reader, writer = os.pipe()
     supervisor = os.fork()

@@ -44,6 +44,6 @@ def test_names_in_a_file(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GPU", "$x$", "a_b", "nvidia.com/", "x" * 53, "a/b/c"])
-def test_what_is_no_name_in_a_file(text: str) -> None:
+def test_an_invalid_resource_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="can't be a resource"):
         full_name(text)

@@ -157,7 +157,7 @@ def test_equal_parts_take_turns() -> None:
     assert [each.partition("::")[0] for each in found] == ["g0m0", "g0m1", "g0m0"]
 
 
-def test_what_must_be_included_counts_as_in_use() -> None:
+def test_devices_that_must_be_included_count_as_in_use() -> None:
     resource = gpus(2, replicas=2)
     free = list(resource.offers())
     assert prefer(resource, free, ["g1::1"], 2, policy("distributed")) == ["g1::1", "g0::0"]
@@ -191,7 +191,7 @@ def questions(draw: st.DrawFn) -> tuple[Resource, list[str], list[str], int]:
 
 
 @given(questions(), st.sampled_from(POLICIES))
-def test_as_many_as_asked_for_of_those_that_are_free(
+def test_every_policy_picks_the_requested_number_of_free_devices(
     question: tuple[Resource, list[str], list[str], int], name: str
 ) -> None:
     resource, free, must, size = question

@@ -177,7 +177,7 @@ def test_paths_for_the_kubelet_are_the_hosts(tmp_path: Path) -> None:
     assert hosts(driver_root="/srv") == f"{seen}/dev/nvidiactl", "it isn't below that path"
 
 
-def test_what_goes_with_every_gpu(tmp_path: Path) -> None:
+def test_enabled_features_and_imex_channels_go_with_every_gpu(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0))
     one = only(offered(found, gds_enabled=True, mofed_enabled=True, imex_channel_ids=(7,)))
     assert one.environment == {
@@ -225,7 +225,7 @@ def test_an_imex_channel_that_is_not_there(tmp_path: Path) -> None:
 # The bad ones -------------------------------------------------------------------------------------
 
 
-def test_a_missing_node_is_that_gpus_alone(tmp_path: Path) -> None:
+def test_a_missing_node_makes_only_its_own_gpu_unhealthy(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 3), gpu(1, 1))
     found.nodes = tuple(node for node in found.nodes if node.path != "/dev/nvidia3")
     bad, good = only(offered(found)).units
@@ -350,7 +350,7 @@ def test_single_where_all_are_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["single", "mixed"])
-def test_mig_mode_without_mig_devices_is_said(tmp_path: Path, strategy: str) -> None:
+def test_mig_mode_without_mig_devices_gives_a_warning(tmp_path: Path, strategy: str) -> None:
     found = machine(tmp_path, mode(gpu(0, 0)), gpu(1, 1, (part(0, 1, "1g.18gb"),)))
     state, warnings = offered(found, mig_strategy=strategy)
     assert [unit.id for each in state.resources for unit in each.units] == ["MIG-1-0"]
@@ -420,7 +420,7 @@ def test_no_share_of_memory_of_what_has_no_limit(tmp_path: Path) -> None:
     assert ["can't be limited" in each for each in reasons(one)] == [True]
 
 
-def test_single_requests_are_of_what_is_shared_alone(tmp_path: Path) -> None:
+def test_single_requests_apply_only_to_shared_resources(tmp_path: Path) -> None:
     assert not only(offered(machine(tmp_path, gpu(0, 0)), single_requests=True)).single
 
 
@@ -529,7 +529,7 @@ VENDOR = Gizmo()
     assert one.units[0].nodes[0].container == "/dev/thing0"
 
 
-def test_a_name_that_it_refuses_is_said(tmp_path: Path) -> None:
+def test_an_invalid_vendor_domain_gives_a_warning_and_no_resource(tmp_path: Path) -> None:
     devices = (Device("g", "0", {}),)
     with known(tmp_path, "_gizmo"):
         state, warnings = offered(Inventory("_gizmo", str(tmp_path), "1", devices, ()))

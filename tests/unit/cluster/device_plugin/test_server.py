@@ -138,7 +138,7 @@ def test_kubelet_that_listens_later_on_the_same_socket(
             kubelet.wait_for(GPU, healthy=8)
 
 
-def test_without_registration_whoever_finds_the_socket_is_served(
+def test_an_unregistered_server_serves_its_socket_and_makes_it_again(
     kubelet: Kubelet, folder: Path
 ) -> None:
     """As with an empty --kubelet-socket, for tests."""
@@ -154,7 +154,9 @@ def test_without_registration_whoever_finds_the_socket_is_served(
     assert kubelet.registrations == []
 
 
-def test_refusals_are_said_once_and_asked_again(kubelet: Kubelet, server: PluginServer) -> None:
+def test_a_refused_registration_is_reported_once_and_retried(
+    kubelet: Kubelet, server: PluginServer
+) -> None:
     kubelet.refuse = "not today"
     kubelet.start()
     server.report(gpus())
@@ -358,7 +360,7 @@ def test_failure_of_ours_stays_with_its_resource(registered: Kubelet, server: Pl
 # What earlier processes left ----------------------------------------------------------------
 
 
-def test_what_killed_processes_left_is_removed(
+def test_sockets_of_killed_servers_are_removed(
     kubelet: Kubelet, server: PluginServer, folder: Path
 ) -> None:
     server.report(gpus(name=AMD))

@@ -12,7 +12,7 @@ def test_a_line_and_back() -> None:
     assert state.to_line().count(b"\n") == 1
 
 
-def test_what_is_offered() -> None:
+def test_offers_list_each_unit_or_each_of_its_replicas() -> None:
     units = tuple(Unit(name, name, f"a.b/c={name}", name) for name in ("x", "y"))
     one = Resource("a.b/c", "nvidia", "V", "", units)
     assert list(one.offers()) == ["x", "y"]

@@ -124,7 +124,7 @@ REFUSED = {
     "kubeconfig-programs", "DRA: no program of a kubeconfig is run, and no rights are borrowed"
 )
 @pytest.mark.parametrize(("user", "cluster", "word"), REFUSED.values(), ids=[*REFUSED])
-def test_what_isn_t_done(
+def test_an_unsafe_or_invalid_kubeconfig_entry_is_refused(
     tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any] | None, word: str
 ) -> None:
     with pytest.raises(PluginError, match=word):
@@ -136,7 +136,7 @@ def test_what_isn_t_done(
     [None, [], "x", {}, {"current-context": "here"}, config({}) | {"users": []},
      config({}) | {"contexts": 3}, config({}) | {"clusters": [{"name": "c", "cluster": 1}]}],
 )  # fmt: skip
-def test_what_is_no_kubeconfig(tmp_path: Path, document: object) -> None:
+def test_a_document_that_is_no_kubeconfig_is_refused(tmp_path: Path, document: object) -> None:
     with pytest.raises(PluginError, match="kubeconfig"):
         find(written(tmp_path, document))
 
@@ -184,7 +184,7 @@ def shake(ours: ssl.SSLContext, theirs: ssl.SSLContext) -> None:
     assert client.getpeercert()
 
 
-def test_a_locked_key_asks_nobody(tmp_path: Path) -> None:
+def test_an_encrypted_client_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
     """OpenSSL would ask at the terminal, and wait there."""
     certify(tmp_path)
     words = ["openssl", "ec", "-aes256", "-passout", "pass:x", "-in", "client.key"]

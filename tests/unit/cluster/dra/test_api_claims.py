@@ -68,7 +68,7 @@ def test_a_cluster_without(api: ApiServer) -> None:
 
 
 @pytest.mark.protects("claim-uid", "DRA: a claim is the one that was asked for")
-def test_one_that_is_gone_or_another(api: ApiServer) -> None:
+def test_a_missing_or_replaced_claim_is_reported_as_gone(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     asking, _ = cluster(api)
     with pytest.raises(ClaimGoneError, match="There is no claim default/c2"):
@@ -84,7 +84,7 @@ def test_one_that_is_gone_or_another(api: ApiServer) -> None:
     "DRA: a claim is gone where Kubernetes says so",
     instead="if error.status != 404:",
 )
-def test_one_that_is_not_said_to_be_gone(api: ApiServer) -> None:
+def test_a_404_that_is_not_from_kubernetes_does_not_mean_a_claim_is_gone(api: ApiServer) -> None:
     """A response that is no API server's, or of one without this API: the devices stay."""
     uid = claim(api, [EXACTLY])
     api.fail(404, word="resourceclaims")

@@ -90,7 +90,7 @@ def test_no_error_has_the_token(api: ApiServer) -> None:
     assert TOKEN not in str(caught.value)
 
 
-def test_nobody_there(api: ApiServer) -> None:
+def test_a_refused_connection_is_an_error_that_may_pass(api: ApiServer) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ApiError, match="Connection refused") as caught:
@@ -148,7 +148,7 @@ def test_no_redirect_is_followed(api: ApiServer) -> None:
     assert len(api.asked) == 1
 
 
-def test_how_long_a_server_wants_to_be_left_alone(api: ApiServer) -> None:
+def test_retry_after_sets_the_pause_within_limits(api: ApiServer) -> None:
     pauses = {"7": 7.0, "": 1.0, "Wed, 21 Oct 2026 07:28:00 GMT": 1.0, "99999": 300.0, "-1": 1.0}
     for said, expected in pauses.items():
         api.fail(429, retry_after=said)

@@ -69,7 +69,7 @@ def test_null_makes_no_field_known(sharing: Any) -> None:
         plan(sharing=sharing)
 
 
-def test_what_a_plan_sets_of_its_device() -> None:
+def test_sharing_strategies_set_compute_mode_and_time_slice() -> None:
     """As NVIDIA's own driver: a time slice is for several processes, and MPS for its clients."""
     shares = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
     assert claim_config.settings(plan(sharing=shares)) == {"compute-mode": 0, "time-slice": 3}
@@ -109,7 +109,7 @@ def test_limits_that_are_no_sizes(size: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [True, "true", 1, {}])
-def test_one_user_at_a_time(value: Any) -> None:
+def test_the_mps_multi_user_setting_is_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="multiUser"):
         plan(sharing={"strategy": "MPS", "mpsConfig": {"multiUser": value}})
 

@@ -253,7 +253,7 @@ def test_shares_of_memory(
 @pytest.mark.protects(
     "dra-shared-limits", "DRA: no device is shared whose shares would have no limit"
 )
-def test_what_no_limit_holds_for_is_not_shared(tmp_path: Path) -> None:
+def test_a_device_without_enforceable_limits_is_not_shared(tmp_path: Path) -> None:
     """No kernel here has dmem for that driver: a share would be all of the GPU."""
     vendor = contract.load(registry.KNOWN["amd"])
     choices = Choices("n1", shares={"amd": 4})
@@ -272,7 +272,7 @@ def test_what_no_limit_holds_for_is_not_shared(tmp_path: Path) -> None:
     ("words", "kept"),
     [("0", {1}), ("all", set()), ("GPU-00000001-0000-0000-0000-000000000000", {0}), ("7", {0, 1})],
 )
-def test_what_mps_shares_is_not_published(words: str, kept: set[int]) -> None:
+def test_devices_shared_by_mps_are_not_published(words: str, kept: set[int]) -> None:
     """By any of its names; the driver's classes and its pool stay."""
     inventory = machines.machine(machines.gpu(0, 3), machines.gpu(1, 4))
     config = Config()
@@ -302,7 +302,7 @@ def test_parts_of_what_mps_shares_are_not_published() -> None:
     instead="devices = [*driver.devices.values()]",
 )
 @pytest.mark.parametrize("release", [(1, 34), (1, 35)])
-def test_what_is_taken_is_withheld_with_all_that_could_be_made_of_it(
+def test_devices_in_use_are_withheld_with_their_possible_partitions(
     release: tuple[int, int], many: Any
 ) -> None:
     whole = plain(1, id="GPU-1", counters="set-1", uses={"c0": 1})

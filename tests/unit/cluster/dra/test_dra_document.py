@@ -25,9 +25,7 @@ NVIDIA, AMD = registry.KNOWN["nvidia"], registry.KNOWN["amd"]
 
 @pytest.mark.protects("dra-limit-hook", "a document with a limit has the hook that sets it")
 @pytest.mark.parametrize("limited", [False, True])
-def test_the_hook_runs_for_a_limit_of_devices_that_are_nodes_alone(
-    limited: bool, tmp_path: Path
-) -> None:
+def test_the_hook_is_added_only_for_a_device_with_a_limit(limited: bool, tmp_path: Path) -> None:
     inventory = paper.machine("amd", tmp_path / "root", 2)
     vendor = contract.load(AMD)
     more = {"mounts": [{"hostPath": "/dev/null", "containerPath": "/x"}]} if limited else {}
@@ -47,7 +45,7 @@ def test_the_hook_runs_for_a_limit_of_devices_that_are_nodes_alone(
     assert document.uids(str(tmp_path), "gpu.nvidia.com") == []
 
 
-def test_which_configuration_counts() -> None:
+def test_claim_configuration_precedes_class_and_the_last_match_counts() -> None:
     def each(source: str, memory: str, *requests: str) -> Any:
         parameters = {"apiVersion": configs.API, "kind": configs.KIND, "memory": memory}
         opaque = {"driver": "d", "parameters": parameters}
@@ -67,7 +65,7 @@ def test_which_configuration_counts() -> None:
     assert chosen("a", other) is None
 
 
-def test_what_is_no_size_is_refused() -> None:
+def test_an_invalid_memory_size_is_refused() -> None:
     sizes: tuple[Any, ...] = ("0", "-1", "8GB", "1.5.5Gi", "", [], {}, True, "1e99", "²Gi")
     for memory in sizes:
         parameters = {"apiVersion": configs.API, "kind": configs.KIND, "memory": memory}

@@ -58,7 +58,7 @@ def plugin(tmp_path: Path) -> Iterator[Plugin]:
     made.server.stop(None).wait()
 
 
-def test_one_that_answers(plugin: Plugin, tmp_path: Path) -> None:
+def test_a_plugin_that_answers_passes_the_probe(plugin: Plugin, tmp_path: Path) -> None:
     (tmp_path / "other.example.com-reg.sock").touch()  # another's, who may be down
     assert probe(str(tmp_path), "pod-1", 20) == [f"gpu.nvidia.com-{OWN}-reg.sock"]
     assert plugin.asked == ["GetInfo", "NodePrepareResources"]
@@ -69,13 +69,13 @@ def test_another_instance_s_sockets(plugin: Plugin, tmp_path: Path) -> None:
     assert plugin.asked == []
 
 
-def test_one_that_hangs(plugin: Plugin, tmp_path: Path) -> None:
+def test_a_plugin_that_hangs_fails_the_probe(plugin: Plugin, tmp_path: Path) -> None:
     plugin.slow = 2
     with pytest.raises(PluginError, match="GetInfo: DEADLINE_EXCEEDED"):
         probe(str(tmp_path), "pod-1", 0.3)
 
 
-def test_a_socket_that_nobody_serves(plugin: Plugin, tmp_path: Path) -> None:
+def test_an_unserved_or_invalid_endpoint_fails_the_probe(plugin: Plugin, tmp_path: Path) -> None:
     plugin.endpoint = f"{tmp_path}/none.sock"
     with pytest.raises(PluginError, match="NodePrepareResources: UNAVAILABLE"):
         probe(str(tmp_path), "pod-1", 20)
@@ -84,7 +84,7 @@ def test_a_socket_that_nobody_serves(plugin: Plugin, tmp_path: Path) -> None:
         probe(str(tmp_path), "pod-1", 20)
 
 
-def test_what_can_t_be_asked(tmp_path: Path) -> None:
+def test_a_missing_pod_uid_or_folder_fails_the_probe(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="POD_UID"):
         probe(str(tmp_path), "", 1)
     with pytest.raises(PluginError, match="can't be read"):

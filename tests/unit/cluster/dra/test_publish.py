@@ -125,7 +125,9 @@ def test_stopped_twice(start: Callable[..., Started]) -> None:
             os.close(each)
 
 
-def test_one_that_fails(start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_publisher_restarts_and_reports_the_error_once(
+    start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Begins again, says why once, and has all that is wanted."""
     failures = [RuntimeError("of a test"), RuntimeError("of a test")]
     tend = Keeper.tend
@@ -196,7 +198,9 @@ class Machine:
         return ["gpu.amd.com"]
 
 
-def test_what_a_machine_has(api: ApiServer, start: Callable[..., Started], tmp_path: Path) -> None:
+def test_published_devices_conform_to_the_api_models(
+    api: ApiServer, start: Callable[..., Started], tmp_path: Path
+) -> None:
     """As the API's own rules and models have it (tests/lib/dra_reader.py)."""
     reader = pytest.importorskip("dra_reader")
     (tmp_path / "root").mkdir()

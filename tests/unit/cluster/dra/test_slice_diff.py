@@ -83,7 +83,7 @@ def test_more_than_one_gets_a_new_one_everywhere() -> None:
     assert cluster.generations() == [4, 4]
 
 
-def test_what_the_kubelet_deleted() -> None:
+def test_slices_deleted_by_the_kubelet_are_created_again() -> None:
     cluster = Cluster()
     wanted = pool([device("a")], [device("b")])
     cluster.write(wanted)
@@ -177,7 +177,7 @@ def test_quantities(one: str, other: str) -> None:
     assert quantity("1Q") == "1Q"
 
 
-def test_what_counts() -> None:
+def test_only_a_changed_device_causes_a_slice_update() -> None:
     cluster = Cluster()
     wanted = pool([device("a")])
     cluster.write(wanted)

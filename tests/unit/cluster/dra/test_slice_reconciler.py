@@ -43,7 +43,7 @@ def generation(node: Node) -> set[tuple[int, int]]:
     return {(each["generation"], each["resourceSliceCount"]) for each in pools}
 
 
-def test_what_is_published(node: Node) -> None:
+def test_slices_are_published_with_the_node_as_owner(node: Node) -> None:
     node.want(slices([A], [B]))
     node.run(lambda: node.names() == ["a", "b"])
     found = node.api.slices("n1")
@@ -71,7 +71,7 @@ def test_nothing_at_rest(settled: Node) -> None:
     assert settled.said == []
 
 
-def test_a_server_that_says_nothing_is_asked_again(settled: Node) -> None:
+def test_a_silent_watch_is_started_again(settled: Node) -> None:
     """Five minutes without a word: the connection may be one to nowhere."""
     settled.rest(310)
     settled.run(lambda: settled.api.asked)
@@ -166,20 +166,20 @@ def test_slices_that_the_kubelet_deletes(settled: Node) -> None:
     assert settled.said == []
 
 
-def test_one_that_an_admin_deletes(settled: Node) -> None:
+def test_a_slice_deleted_by_an_administrator_is_restored(settled: Node) -> None:
     settled.api.wipe(name=settled.api.slices("n1")[1]["metadata"]["name"])
     settled.run(lambda: settled.names() == ["a", "b"], 5)
     assert generation(settled) == {(1, 2)}
 
 
-def test_one_that_somebody_changes(settled: Node) -> None:
+def test_a_slice_changed_by_another_client_is_restored(settled: Node) -> None:
     name = settled.api.slices("n1")[0]["metadata"]["name"]
     settled.api.change(name, lambda found: found["spec"]["devices"].clear())
     settled.run(lambda: settled.names() == ["a", "b"], 5)
 
 
 @pytest.mark.protects("no-race-for-slices", "DRA: no race with somebody who keeps deleting slices")
-def test_somebody_who_keeps_at_it(settled: Node) -> None:
+def test_repeatedly_deleted_slices_are_restored_at_growing_intervals(settled: Node) -> None:
     """Each restoration takes longer: no race that loads the server."""
     settled.api.asked.clear()
     end = settled.now + 300
@@ -268,7 +268,7 @@ def test_a_conflict(settled: Node) -> None:
 
 
 @pytest.mark.parametrize("what", [500, CUT])
-def test_a_write_of_which_nobody_knows(settled: Node, what: Any) -> None:
+def test_a_write_with_unknown_outcome_creates_no_duplicate_slices(settled: Node, what: Any) -> None:
     """It may have been done: what is there is looked at before it is made again."""
     settled.api.fail(what, "POST")
     settled.api.wipe("n1")
@@ -362,7 +362,9 @@ def test_older_versions(api: ApiServer, node: Node, version: str) -> None:
     other.keeper.close()
 
 
-def test_where_counters_go(api: ApiServer, node: Node) -> None:
+def test_counters_are_published_in_the_form_for_the_server_version(
+    api: ApiServer, node: Node
+) -> None:
     """The form that the server's version wants."""
     api.release = ("1", "34")
     node.keeper.want({"apart": slices([A], [B]), "together": slices([A])}, [])

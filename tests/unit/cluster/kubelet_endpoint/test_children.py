@@ -105,7 +105,9 @@ def heard(listener: Listener, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_is_heard(listener: Listener, events: Events, said: list[str]) -> None:
+def test_events_are_read_and_invalid_or_partial_lines_are_ignored(
+    listener: Listener, events: Events, said: list[str]
+) -> None:
     events.lines = (
         b'{"asking": "a"}\n{"watched": 1, "unwatched": {"b": "Not Supported"}}\n{"beat": 1}\n'
         b'no JSON\n[1]\n{"xid": 79, "gpu": "a"}\n{"lost": "a", "why": "x"}\n{"xid": 1, "g'
@@ -144,13 +146,15 @@ def test_a_child_may_say_anything(lines: list[Any]) -> None:
         os.close(writer)
 
 
-def test_nobody_listens_to_nothing(listener: Listener, events: Events) -> None:
+def test_no_listener_is_started_without_devices_or_events(
+    listener: Listener, events: Events
+) -> None:
     listener.tend(None)
     listener.tend("a platform without events")
     assert (listener.pid, listener.deadline(), events.begun) == (0, None, [])
 
 
-def test_one_that_ends_is_started_again_ever_later(
+def test_a_listener_that_ends_is_restarted_after_growing_pauses(
     listener: Listener, events: Events, clock: Clock
 ) -> None:
     events.ends = True
@@ -204,7 +208,7 @@ def test_why_one_has_ended_is_told_once_and_nothing_it_said_is_lost(
     assert said == [f"ACME: {reason}"]
 
 
-def test_a_device_that_it_hangs_in_is_left_alone(
+def test_a_device_in_which_the_listener_hangs_is_skipped_after_a_restart(
     listener: Listener, events: Events, clock: Clock, said: list[str]
 ) -> None:
     events.lines = b'{"asking": "a"}\n{"asking": "b"}\n'
@@ -227,7 +231,7 @@ def test_a_device_that_it_hangs_in_is_left_alone(
     wait_until(lambda: listener.reap() is None and not listener._zombies)
 
 
-def test_one_whose_words_we_had_no_time_for_is_not_killed(
+def test_a_listener_with_unread_output_is_not_killed(
     listener: Listener, events: Events, clock: Clock
 ) -> None:
     events.lines = b'{"watched": 1, "unwatched": {}}\n'
@@ -242,7 +246,9 @@ def test_one_whose_words_we_had_no_time_for_is_not_killed(
     assert limit == clock.now + 30.0
 
 
-def test_it_lets_go_for_a_while(listener: Listener, events: Events, clock: Clock) -> None:
+def test_a_paused_listener_stays_stopped_until_the_pause_ends(
+    listener: Listener, events: Events, clock: Clock
+) -> None:
     listener.tend("devices")
     listener.let_go(60.0)
     listener.restart()  # whatever happens meanwhile
@@ -282,7 +288,7 @@ def server(said: list[str], clock: Clock) -> Iterator[tuple[StateWorker, int]]:
     os.close(writer)
 
 
-def test_a_server_that_reads_nothing_blocks_nobody(
+def test_a_server_that_stops_reading_is_restarted(
     server: tuple[StateWorker, int], clock: Clock, said: list[str]
 ) -> None:
     made, _ = server
@@ -305,7 +311,7 @@ def test_a_server_that_reads_nothing_blocks_nobody(
     wait_until(lambda: made.reap() is None and not made._zombies)
 
 
-def test_of_states_that_wait_the_last_one_counts(server: tuple[StateWorker, int]) -> None:
+def test_only_the_last_waiting_state_is_kept(server: tuple[StateWorker, int]) -> None:
     made, _ = server
     made.give(State().to_line())
     assert made.wants() == -1  # there is none yet
@@ -327,7 +333,7 @@ def test_a_server_that_was_killed_is_not_killed_again(server: tuple[StateWorker,
     assert made.pid == 0
 
 
-def test_the_server_ends_with_its_supervisor_whoever_has_its_pipe() -> None:
+def test_the_server_ends_with_its_supervisor_even_if_its_pipe_is_held() -> None:
     """A child that makes documents, or a driver's that hangs, has the pipe's other end."""
     reader, writer = os.pipe()
     supervisor = os.fork()

@@ -55,7 +55,7 @@ def test_without_recovery_only_a_reset_helps(clock: Clock) -> None:
     assert state.reset(["a"]) == ["a"]
 
 
-def test_one_that_flaps_waits_longer(clock: Clock) -> None:
+def test_a_flapping_device_waits_longer_before_each_recovery(clock: Clock) -> None:
     state = Health(10.0, clock)
     waits = []
     for _ in range(7):

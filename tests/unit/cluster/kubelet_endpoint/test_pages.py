@@ -16,7 +16,7 @@ def resident() -> int:
     return pages * mmap.PAGESIZE
 
 
-def test_what_is_given_back_is_read_again(tmp_path: Path) -> None:
+def test_released_library_memory_is_read_again_from_its_file(tmp_path: Path) -> None:
     content = os.urandom(SIZE)
     path = tmp_path / "library"
     path.write_bytes(content)
@@ -31,7 +31,7 @@ def test_what_is_given_back_is_read_again(tmp_path: Path) -> None:
         assert mapped[:] == content
 
 
-def test_what_was_written_stays(tmp_path: Path) -> None:
+def test_written_pages_are_kept_when_memory_is_released(tmp_path: Path) -> None:
     """Also where that can no longer be written to, as the loader leaves a library's tables."""
     path = tmp_path / "library"
     path.write_bytes(bytes(SIZE))

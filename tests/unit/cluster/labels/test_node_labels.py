@@ -63,7 +63,7 @@ def test_amd_with_gpus_of_two_kinds(tmp_path: Path) -> None:
     assert "amd.com/compute-memory-partition" not in found
 
 
-def test_a_driver_that_fails_is_said(tmp_path: Path) -> None:
+def test_a_failing_driver_is_reported_and_gives_no_labels(tmp_path: Path) -> None:
     vendor = contract.load(registry.KNOWN["nvidia"])
     found, _, failed = labels(
         [(vendor, machines.machine(machines.gpu(0, 0)))], Settings(), Config()
@@ -148,7 +148,7 @@ def test_nothing_is_written_twice(api: ApiServer, node: Node) -> None:
     assert [method for method, *_ in api.asked] == ["GET"]
 
 
-def test_what_is_ours_goes_and_nothing_else(api: ApiServer, node: Node) -> None:
+def test_only_labels_written_by_gpuhook_are_removed_from_a_node(api: ApiServer, node: Node) -> None:
     metadata(api)["labels"]["amd.com/theirs"] = "x"
     node.keep({"amd.com/a": "1", "amd.com/b": "2"})
     node.keep({"amd.com/b": "3", "amd.com/c": "4"})
@@ -165,7 +165,7 @@ def test_what_is_ours_goes_and_nothing_else(api: ApiServer, node: Node) -> None:
     "what a node's annotation says removes no label of others",
     instead="before = {key for key in noted.split(',') if key}",
 )
-def test_what_is_not_a_makers_stays(api: ApiServer, node: Node) -> None:
+def test_a_node_annotation_removes_only_vendor_labels(api: ApiServer, node: Node) -> None:
     """An account that may annotate a node, but not label it, can't have others' labels removed."""
     others = {
         f"{domain}/x": "y"

@@ -312,7 +312,7 @@ TWICE = {
 @pytest.mark.parametrize("names", [(), (ONE,)])
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
 @pytest.mark.parametrize("name", [*TWICE])
-def test_a_name_that_stands_twice(
+def test_a_repeated_devices_variable_is_refused_or_left_to_gpu_py(
     machine: Machine, name: str, handler: str, names: Any, gate: bool
 ) -> None:
     asked = asking(*TWICE[name], handler=handler)
@@ -341,7 +341,7 @@ def test_the_kubelets_own_value_after_the_images(machine: Machine, handler: str)
     instead="single = set(changes)",
 )
 @pytest.mark.protects("nri-gate-readings", "no way of reading gives more than the kubelet gave")
-def test_every_name_that_stands_twice_is_set(machine: Machine) -> None:
+def test_every_repeated_nvidia_variable_is_set_to_its_last_value(machine: Machine) -> None:
     env = ("NVIDIA_X=1", "NVIDIA_X=2", "NVIDIA_VISIBLE_DEVICES=0", "A=1", "A=2")
     assert changed(machine, asking(*env, handler="nvidia"), ONE) == {"NVIDIA_X": "2"}
 
@@ -584,7 +584,9 @@ def test_several_variables_of_one_vendor(machine: Machine, others: str) -> None:
 
 
 @pytest.mark.parametrize("accepts", [False, True])
-def test_what_gpu_py_may_give(machine: Machine, accepts: bool) -> None:
+def test_the_verdict_for_gpu_py_has_only_devices_the_kubelet_gave(
+    machine: Machine, accepts: bool
+) -> None:
     """All that was given, whatever the plugin can see of its privileges."""
     config = settings_of(machine, gate=True, accept_envvar_unprivileged=accepts)
     for env, names, expected in (
@@ -607,7 +609,7 @@ def test_what_gpu_py_may_give(machine: Machine, accepts: bool) -> None:
     instead="for names in ():",
 )
 @pytest.mark.parametrize("handler", ["", "gpu-x", "kata"])
-def test_what_the_plugin_gives_is_given_once(machine: Machine, handler: str) -> None:
+def test_devices_given_by_the_plugin_are_not_given_again(machine: Machine, handler: str) -> None:
     """The runtime may be gpu-py by another name, or the engine's default."""
     for env in ((ALL,), (ALL, f"NVIDIA_VISIBLE_DEVICES={FIRST}")):
         config = settings_of(machine, gate=True)

@@ -52,7 +52,9 @@ LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
 )
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("name", [*LONG])
-def test_what_is_long_is_refused_at_once(way: InjectionMode, name: str, gate: bool) -> None:
+def test_an_overlong_device_request_is_refused_at_once(
+    way: InjectionMode, name: str, gate: bool
+) -> None:
     way.config.swarm_resource = "DOCKER_RESOURCE_GPU"
     asked = Asked("team", "pod", "main", "", *LONG[name])
 

@@ -43,7 +43,7 @@ def creating(*env: str) -> bytes:
     return request("CreateContainer", wire.message((1, pod), (2, container)))
 
 
-def test_what_it_returns(parser: Parser) -> None:
+def test_the_parser_returns_requests_and_refuses_invalid_messages(parser: Parser) -> None:
     env = ("A=1", "", "B=\x01é\U0001f600", "A=2")
     found = parser.request(creating(*env), PATIENCE)
     expected = Asked(
@@ -70,7 +70,7 @@ def test_what_it_returns(parser: Parser) -> None:
 @pytest.mark.protects(
     "parser-limits", "what parses requests opens and starts nothing", instead="pass"
 )
-def test_what_it_may_do(parser: Parser) -> None:
+def test_the_parser_runs_without_privileges_files_or_processes(parser: Parser) -> None:
     """It reads tenants' texts, so it runs as nobody, and can open, make and start nothing."""
     parser.request(creating(), PATIENCE)
     folder = Path(f"/proc/{parser._pid}")
@@ -91,7 +91,9 @@ def test_what_it_may_do(parser: Parser) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_one_that_ends(parser: Parser, number: signal.Signals) -> None:
+def test_a_killed_parser_refuses_the_request_and_is_replaced(
+    parser: Parser, number: signal.Signals
+) -> None:
     """The request is refused, and the next is parsed."""
     parser.request(creating(), PATIENCE)
     os.kill(parser._pid, number)
@@ -103,7 +105,7 @@ def test_one_that_ends(parser: Parser, number: signal.Signals) -> None:
 @pytest.mark.protects(
     "parser-time", "what parses requests is waited for only as long as the engine waits"
 )
-def test_one_that_hangs(parser: Parser) -> None:
+def test_a_hung_parser_is_killed_and_replaced(parser: Parser) -> None:
     parser.request(creating(), PATIENCE)
     hanging = parser._pid
     for size in (1, 3 << 20):
@@ -134,7 +136,7 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.protects("parser-types", "root's process believes no type of what parses requests")
 @pytest.mark.parametrize("name", [*WRONG])
-def test_one_that_returns_something_else(
+def test_a_parser_result_of_the_wrong_type_is_refused(
     parser: Parser, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As one that a tenant has taken over: root's process believes no type."""

@@ -133,7 +133,7 @@ def served(way: InjectionMode) -> Iterator[Served]:
         made.end()
 
 
-def test_it_registers_and_wants_created_containers_alone(served: Served) -> None:
+def test_registration_subscribes_to_container_creation_only(served: Served) -> None:
     assert served.engine.registration() == ("gpuhook", "50")
     answer = served.engine.ask("Configure", wire.message((2, "containerd"), (3, "2.1.4")))
     [payload] = messages(answer, 2)
@@ -149,7 +149,7 @@ def test_synchronize_in_parts(served: Served) -> None:
         assert integer((messages(answer, 2) or [b""])[0], 2) == more
 
 
-def test_what_it_does_not_serve(served: Served) -> None:
+def test_unsupported_methods_services_and_messages_are_refused(served: Served) -> None:
     served.engine.registration()
     assert "doesn't serve" in refusal(served.engine.ask("RemoveContainer"))
     assert "no such service" in refusal(served.engine.ask("Configure", service="Other"))
@@ -181,12 +181,12 @@ def test_a_runtime_of_ours_does_it_itself(served: Served) -> None:
     assert adjustment(answer) == b""
 
 
-def test_what_there_is_not(served: Served) -> None:
+def test_a_request_for_a_missing_device_is_refused(served: Served) -> None:
     served.engine.registration()
     assert "9" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=9"))
 
 
-def test_by_names(way: InjectionMode) -> None:
+def test_cdi_mode_answers_with_cdi_device_names(way: InjectionMode) -> None:
     made = Served(InjectionMode(way.config, HOOK, by_cdi=True))
     try:
         made.engine.registration()
@@ -484,7 +484,9 @@ def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
     "NRI: what fails for one container is a refusal, and the plugin goes on",
     instead="except ZeroDivisionError as error:",
 )
-def test_what_fails_is_a_refusal(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_refuses_only_that_container(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plugin's end would be that of the gate, and the container would start."""
     served.engine.registration()
 
@@ -513,7 +515,7 @@ def test_a_request_that_is_too_long(served: Served) -> None:
 @pytest.mark.protects(
     "nri-long-synchronize", "what runs already keeps the plugin from no engine, however long it is"
 )
-def test_what_runs_may_be_long(served: Served) -> None:
+def test_a_large_list_of_running_containers_is_accepted(served: Served) -> None:
     """An older engine says it in one message, whatever its length, and needs an answer."""
     served.engine.registration()
     served.engine.ask("Configure", wire.message((2, "containerd"), (3, "1.7.24")))

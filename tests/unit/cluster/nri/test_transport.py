@@ -82,7 +82,7 @@ def test_pieces(ends: Ends) -> None:
     ],
     ids=["frame", "message"],
 )
-def test_what_is_too_long_ends_it_at_once(wire: bytes, ends: Ends) -> None:
+def test_an_oversized_frame_or_message_is_refused_at_once(wire: bytes, ends: Ends) -> None:
     ours, theirs = ends
     theirs.send(wire)
     with pytest.raises(PluginError, match="too long"):
@@ -98,7 +98,7 @@ def test_an_engine_that_hangs_up(ends: Ends) -> None:
         ours.send(1, 1, 1, b"x" * (1 << 20))
 
 
-def test_an_engine_that_says_nothing(ends: Ends) -> None:
+def test_a_silent_engine_causes_an_error_after_the_timeout(ends: Ends) -> None:
     with pytest.raises(PluginError, match="said nothing"):
         ends[0].receive(0.05)
 

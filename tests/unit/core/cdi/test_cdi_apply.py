@@ -126,7 +126,7 @@ def test_numbers(case: Case) -> None:
      ({"fileMode": 0}, ("c", 1, 3, 0o600), ("c", 1, 3, 0)),
      ({}, ("p", 0, 0, 0o600), ("p", None, None, 0o600))],
 )  # fmt: skip
-def test_what_is_missing_is_the_hosts(
+def test_missing_device_node_fields_come_from_the_host(
     node: dict[str, Any], there: Node, expected: tuple[Any, ...]
 ) -> None:
     found = apply.with_numbers({"path": "/x", **node}, lambda _: there)
@@ -242,7 +242,7 @@ def test_no_hook_gets_the_environment_of_an_image() -> None:
      ({"mounts": 1}, {"mounts": [{"hostPath": "/a", "containerPath": "/b"}]}, "mounts .* a list"),
      ({"linux": "x"}, {"deviceNodes": [{"path": "/p", "type": "p"}]}, "linux .* an object")],
 )  # fmt: skip
-def test_what_is_of_the_wrong_shape_is_refused(
+def test_config_json_fields_of_the_wrong_type_are_refused(
     data: dict[str, Any], edits: dict[str, Any], words: str
 ) -> None:
     for attempt in (
@@ -253,7 +253,7 @@ def test_what_is_of_the_wrong_shape_is_refused(
             attempt()
 
 
-def test_what_is_in_the_way_of_a_network_device_is_refused() -> None:
+def test_invalid_net_devices_in_config_json_are_refused() -> None:
     edits = {"netDevices": [{"hostInterfaceName": "eno1", "name": "x"}]}
     for attempt in (
         lambda: apply.apply({"linux": {"netDevices": []}}, edits, no_host),

@@ -120,7 +120,7 @@ devices:
     )
 
 
-def test_what_follows_from_an_error_is_none_of_its_own() -> None:
+def test_consequences_of_an_error_are_not_reported_as_errors() -> None:
     found = read(
         b"""\
 cdiVersion: 0.5.0
@@ -173,7 +173,9 @@ devices:
      ("annotations: {<<: {a: b}, a: c}\n", 4, "annotations.a comes twice"),
      ('annotations: {"1": b, 1: c}\n', 4, "annotations['1'] comes twice")],
 )  # fmt: skip
-def test_what_loses_a_file(value: str, line: int, sentence: str) -> None:
+def test_an_invalid_spec_is_refused_with_line_and_reason(
+    value: str, line: int, sentence: str
+) -> None:
     head = HEAD.replace("0.5.0", "1.1.0") + DEVICE
     assert Problem(line, sentence) in text(value, head).problems
 
@@ -209,7 +211,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("written", "meant"), TEXTS.items())
-def test_what_stands_for_a_string(written: str, meant: str) -> None:
+def test_yaml_scalars_in_string_fields_become_strings(written: str, meant: str) -> None:
     reading = text(f"annotations:\n  a: {written}\n", HEAD.replace("0.5", "0.6") + DEVICE)
     assert reading.document is not None
     assert reading.document["annotations"] == {"a": meant}
@@ -221,7 +223,7 @@ def test_what_stands_for_a_string(written: str, meant: str) -> None:
      ("~", None), ("5.5", ...), ("yes", ...), ("'5'", ...), ("1:0", ...), ("1e30", ...),
      ("9223372036854775808", ...), (".nan", ...)],
 )  # fmt: skip
-def test_what_stands_for_a_number(written: str, meant: object) -> None:
+def test_yaml_values_of_number_fields_are_read_or_refused(written: str, meant: object) -> None:
     reading = text(f"containerEdits: {{deviceNodes: [{{path: /a, major: {written}}}]}}\n")
     if meant is ...:
         assert "major must be a whole number" in sentences(reading)[0]
@@ -231,7 +233,7 @@ def test_what_stands_for_a_number(written: str, meant: object) -> None:
 
 
 @pytest.mark.parametrize(("written", "meant"), [("on", True), ("No", False), ("1", None)])
-def test_what_stands_for_yes_and_no(written: str, meant: bool | None) -> None:
+def test_yaml_boolean_words_are_read_and_others_refused(written: str, meant: bool | None) -> None:
     head = HEAD.replace("0.5.0", "1.1.0") + DEVICE
     reading = text(f"containerEdits: {{intelRdt: {{enableMonitoring: {written}}}}}\n", head)
     found = reading.document and reading.document["containerEdits"]["intelRdt"]
@@ -375,7 +377,7 @@ def test_a_document_of_a_large_machine_is_read() -> None:
     assert of({"cdiVersion": "0.3.0", "kind": "a/b", "devices": devices}).problems == ()
 
 
-def test_checks_take_documents_of_other_makers() -> None:
+def test_checks_accept_null_and_specs_without_line_numbers() -> None:
     """A generated spec has no line numbers, and may contain null."""
     found = checks.problems({"cdiVersion": "0.3.0", "kind": "a/b", "containerEdits": None})
     assert found == [(("devices",), "the file has no device")]

@@ -95,7 +95,7 @@ _Quoting.add_representer(
 
 @settings(max_examples=300)
 @given(DOCUMENTS, st.booleans())
-def test_what_is_written_is_read_again(written: dict[str, Any], as_json: bool) -> None:
+def test_a_written_cdi_spec_is_read_back_unchanged(written: dict[str, Any], as_json: bool) -> None:
     """Types are kept; whether it is a good document is another matter."""
     text = json.dumps(written) if as_json else yaml.dump(written, Dumper=_Quoting)
     assert _without_checks(text.encode()) == written
@@ -131,7 +131,7 @@ def disturbed(draw: st.DrawFn) -> str:
 @given(disturbed())
 @example(BEGIN + "\n".join(LINES) + "\n")
 @example(BEGIN + "\n".join(LINES).replace("'b', 'c'", "'b',\u2028\ufeff 'c'") + "\n")
-def test_what_is_taken_pyyaml_reads_the_same(text: str) -> None:
+def test_an_accepted_cdi_spec_has_the_same_content_in_pyyaml(text: str) -> None:
     found = read(text.encode("utf-8", "replace")).document
     if found is None:
         return

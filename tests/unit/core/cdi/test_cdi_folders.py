@@ -83,7 +83,7 @@ def test_changes(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.scan_folder")
-def test_one_folder(case: Case, tmp_path: Path) -> None:
+def test_devices_and_errors_of_a_single_spec_folder(case: Case, tmp_path: Path) -> None:
     expected = case["expected"]
     fill(tmp_path / "etc", case["input"]["files"])
     found = read_folders([str(tmp_path / "etc")])
@@ -130,7 +130,7 @@ def test_equal_names_of_other_kinds_are_no_conflict(tmp_path: Path) -> None:
     assert sorted(read_folders(both(tmp_path)).devices) == ["v.com/g=x", "v.com/h=x"]
 
 
-def test_a_bad_file_spoils_itself_alone(tmp_path: Path) -> None:
+def test_an_invalid_spec_file_does_not_affect_other_files(tmp_path: Path) -> None:
     fill(
         tmp_path / "etc", {"a.json": of("x"), "b.json": "{", "c.yaml": "kind: [\n", "d.json": of()}
     )
@@ -142,7 +142,7 @@ def test_a_bad_file_spoils_itself_alone(tmp_path: Path) -> None:
     assert {type(error.line) for error in found.errors} == {int}
 
 
-def test_what_no_engine_reads_is_named(tmp_path: Path) -> None:
+def test_files_that_no_engine_reads_are_listed_with_reasons(tmp_path: Path) -> None:
     content = dict.fromkeys(("a.yml", "b.YAML", "c", "d.json~", "spec.1.tmp", "sub/e.json"), TEXT)
     fill(tmp_path / "etc", content)
     found = read_folders(both(tmp_path))
@@ -273,7 +273,7 @@ def test_an_errors_sentence_names_its_place() -> None:
     assert Ignored("a", "b").to_json() == {"file": "a", "reason": "b"}
 
 
-def test_what_is_larger_than_a_document_is_not_read(tmp_path: Path) -> None:
+def test_a_file_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(TEXT + " " * parse_result.MOST_BYTES)
     errors, whole = folders.examine(str(path))
@@ -284,7 +284,9 @@ def test_what_is_larger_than_a_document_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.write_spec")
-def test_what_may_be_written(case: Case, tmp_path: Path) -> None:
+def test_invalid_specs_are_refused_and_valid_ones_read_unchanged(
+    case: Case, tmp_path: Path
+) -> None:
     fill(tmp_path / "etc", case["input"]["files"])
     found = read_folders([str(tmp_path / "etc")])
     assert below(tmp_path / "etc", with_errors(found)) == case["expected"]["refused"]
@@ -294,7 +296,7 @@ def test_what_may_be_written(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.write_file")
-def test_what_may_be_written_to_a_file(case: Case, tmp_path: Path) -> None:
+def test_a_single_spec_file_is_refused_or_read_unchanged(case: Case, tmp_path: Path) -> None:
     path, expected = tmp_path / case["input"]["file"], case["expected"]
     path.write_text(json.dumps(case["input"]["document"]))
     errors, whole = folders.examine(str(path))

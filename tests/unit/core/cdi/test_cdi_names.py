@@ -56,7 +56,7 @@ def test_dots(name: str, parts: tuple[str, str, str] | None) -> None:
      ("v/c=a=b", ("v", "c", "a=b")), ("/c=0", ("", "", "/c=0")), ("v/=0", ("", "", "v/=0")),
      ("v/c", ("", "", "v/c"))],
 )  # fmt: skip
-def test_what_has_no_three_parts_stays_whole(name: str, parts: tuple[str, str, str]) -> None:
+def test_a_name_without_three_parts_is_not_split(name: str, parts: tuple[str, str, str]) -> None:
     assert names.split(name) == parts
 
 

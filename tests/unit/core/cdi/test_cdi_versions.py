@@ -15,7 +15,7 @@ def test_lowest_version(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi_versions", "cdi.engine_accepts")
-def test_what_a_library_loads(case: Case) -> None:
+def test_accepted_spec_versions_match_each_cdi_library(case: Case) -> None:
     given = case["input"]
     assert versions.accepts(given["library"], given["cdiVersion"]) == case["expected"]["loads"]
 
@@ -45,7 +45,7 @@ def test_a_dot_counts_in_the_class(kind: str, version: str) -> None:
     assert versions.needed({"kind": kind}) == version
 
 
-def test_where_the_need_is() -> None:
+def test_version_needs_name_the_field_that_causes_them() -> None:
     document = {
         "devices": [{"name": "a"}, {"name": "0", "containerEdits": {"mounts": [{}, {"type": "x"}]}}]
     }
@@ -72,7 +72,9 @@ def test_versions_that_there_are(library: str, version: str, loads: bool) -> Non
      ("containerd", "1.6.20", None), ("containerd", "1.7.24~ds1", "0.7.0"),
      ("containerd", "2.0.0", "0.8.0"), ("crio", "1.32.1", "0.8.0"), ("lxc", "9", None)],
 )  # fmt: skip
-def test_what_an_engine_takes(engine: str, version: str, highest: str | None) -> None:
+def test_highest_accepted_spec_version_follows_the_engine_version(
+    engine: str, version: str, highest: str | None
+) -> None:
     assert versions.highest(engine, version) == highest
 
 
@@ -85,7 +87,9 @@ def test_what_an_engine_takes(engine: str, version: str, highest: str | None) ->
      ("containerd", None, True), ("podman", "5.4.2", False), ("podman", None, False),
      ("crio", "1.31", False)],
 )  # fmt: skip
-def test_which_engines_need_a_setting(engine: str, version: str | None, switched: bool) -> None:
+def test_cdi_needs_enabling_in_some_docker_and_containerd_versions(
+    engine: str, version: str | None, switched: bool
+) -> None:
     assert versions.is_switched(engine, version) == switched
 
 
@@ -96,7 +100,9 @@ def test_which_engines_need_a_setting(engine: str, version: str | None, switched
      ({"podman": None, "docker": "28.5"}, "/var/run/cdi"),
      ({"docker": "26.1", "podman": "5.4.2"}, "/etc/cdi")],
 )  # fmt: skip
-def test_one_folder_that_all_engines_read(engines: dict[str, str | None], folder: str) -> None:
+def test_the_chosen_spec_folder_is_read_by_all_engines(
+    engines: dict[str, str | None], folder: str
+) -> None:
     assert versions.folder_for(engines) == folder
 
 

@@ -111,7 +111,7 @@ def in_mig_mode(index: int) -> Gpu:
     return Gpu(**{**facts, "mig_enabled": True})
 
 
-def test_mig_mode_without_mig_devices_costs_that_gpu_alone() -> None:
+def test_a_gpu_in_mig_mode_without_mig_devices_is_left_out_with_warning() -> None:
     made = generate(source(machine(in_mig_mode(0), gpu(1, 1))), ("index",))
     assert list(edits(made.document)) == ["1", ALL]
     assert "/dev/nvidia0" not in paths(edits(made.document)[ALL])
@@ -123,7 +123,7 @@ def without_node(inventory: Inventory, path: str) -> Inventory:
     return Inventory("/", VERSION, "13.0", inventory.gpus, nodes, inventory.files)
 
 
-def test_a_gpu_without_its_node_costs_that_gpu_alone() -> None:
+def test_a_gpu_without_its_device_node_is_left_out_with_warning() -> None:
     made = generate(source(without_node(machine(gpu(0, 3), gpu(1, 1)), "/dev/nvidia3")))
     assert made.warnings == ["GPU 0: there is no device node /dev/nvidia3"]
     assert "0" not in edits(made.document)
@@ -138,7 +138,7 @@ def test_no_gpu_at_all_is_an_error() -> None:
         generate(source(machine(in_mig_mode(0))))
 
 
-def test_a_lost_gpu_is_said() -> None:
+def test_a_lost_gpu_causes_a_warning() -> None:
     inventory = machine(gpu(0, 0))
     lost = Inventory("/", VERSION, "13.0", inventory.gpus, inventory.nodes, inventory.files, (4,))
     assert generate(source(lost)).warnings == ["GPU 4 has fallen off the bus (lost)"]
@@ -201,7 +201,7 @@ def closed_machine(mode: int) -> Inventory:
     return Inventory("/", VERSION, "13.0", inventory.gpus, tuple(nodes), inventory.files)
 
 
-def test_a_node_that_is_not_for_everybody_brings_its_group() -> None:
+def test_a_restricted_device_node_adds_its_group() -> None:
     made = document(closed_machine(0o660))
     found = edits(made)["0"]
     assert found["additionalGids"] == [44]
@@ -216,7 +216,7 @@ def test_a_node_that_is_not_for_everybody_brings_its_group() -> None:
 
 
 @pytest.mark.parametrize(("highest", "written"), [("0.6.0", False), ("0.7.0", True)])
-def test_what_the_oldest_engine_has_no_word_for_is_left_out_and_said(
+def test_fields_too_new_for_the_oldest_engine_are_omitted_with_warning(
     highest: str, written: bool
 ) -> None:
     reader = Reader("podman 4.9.3", highest)
@@ -259,7 +259,7 @@ def test_without_a_hook_links_are_mounts_and_folders_are_in_nvidias_words() -> N
     assert "env" in common
 
 
-def test_some_devices_alone() -> None:
+def test_a_spec_for_selected_devices_contains_only_those() -> None:
     here = source(machine(gpu(0, 0), gpu(1, 1), gpu(2, 2)))
     made = generate(here, ("index",), ("2", "0")).document
     assert {name: paths(found) for name, found in edits(made).items()} == {
@@ -318,7 +318,7 @@ def test_a_vendor_without_files_needs_no_hook(npus: AnyInventory) -> None:
     assert read(to_text(found, "yaml").encode()).problems == ()
 
 
-def test_what_is_said_of_a_vendors_devices(npus: AnyInventory) -> None:
+def test_warnings_name_excluded_devices_and_special_variables(npus: AnyInventory) -> None:
     vendor = second_vendor.part("vendor").VENDOR
     made = generate(Source(vendor, npus, Config(), HOOK))
     assert made.warnings == [

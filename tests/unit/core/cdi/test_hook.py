@@ -126,7 +126,9 @@ def test_nodes_that_are_mounted(
         ("a\0b", None), (7, None), (None, None), ("", None),
     ],
 )  # fmt: skip
-def test_what_a_mount_brings(source: object, numbers: tuple[int, int] | None) -> None:
+def test_only_a_mount_of_a_device_node_yields_device_numbers(
+    source: object, numbers: tuple[int, int] | None
+) -> None:
     spec = {"mounts": [{"destination": "/x", "source": source}]}
     assert by_mounts(spec, "/dev")("/x") == numbers
     assert by_mounts(spec, "/dev")("/y") is None
@@ -192,7 +194,7 @@ def test_links_and_names_are_those_of_the_hosts_folders() -> None:
     assert {f"{own.FOLDER}/libcuda.so.1", f"{own.FOLDER32}/libcuda.so.1"} <= cached
 
 
-def test_what_shows_gpus_shows_those_that_are_there() -> None:
+def test_proc_and_egl_profile_show_only_the_containers_gpus() -> None:
     steps = plan(given("1"))
     [cover] = [op for op in steps if isinstance(op, MaskProc)]
     assert cover.binds == ("gpus/0000:1c:00.0",)

@@ -71,7 +71,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return made
 
 
-def test_what_has_not_changed_is_not_read_again(site: Site) -> None:
+def test_an_unchanged_cdi_spec_is_not_read_again(site: Site) -> None:
     site.write("a.json", of("x", "y"))
     site.write("b.yaml", "kind: [\n")
     before = [site.names(), site.errors()]
@@ -96,7 +96,9 @@ def _replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_written_again, _replaced])
-def test_what_has_changed_is_read_again(site: Site, change: Callable[[Path], None]) -> None:
+def test_a_changed_cdi_spec_of_the_same_size_and_time_is_read_again(
+    site: Site, change: Callable[[Path], None]
+) -> None:
     """Although size and time are as they were."""
     path = site.write("a.json", of("x"))
     other = site.write("b.json", of("other"))
@@ -117,7 +119,9 @@ def test_what_has_changed_is_read_again(site: Site, change: Callable[[Path], Non
     "a CDI document that has just changed isn't saved",
     instead="settled = parses.known",
 )
-def test_what_was_just_written_is_not_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cdi_spec_written_just_now_is_not_saved(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It could change within the same tick of the clock, and look the same afterwards."""
     monkeypatch.undo()
     path = site.write("a.json", of("x"))
@@ -147,7 +151,7 @@ def test_a_clock_that_was_set_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
     "what was read of CDI documents is saved for root alone",
     instead="_MODE = 0o644  # a document may be for root alone to read",
 )
-def test_what_is_saved_is_for_us_alone(site: Site) -> None:
+def test_saved_cdi_specs_are_accessible_to_their_owner_only(site: Site) -> None:
     site.write("a.json", of("x"))
     site.names()
     assert site.file.stat().st_mode & 0o777 == 0o600
@@ -181,7 +185,7 @@ def _pipe(path: Path) -> None:
 
 @pytest.mark.protects("saved-owner", "nobody else's saved documents count", instead="return True")
 @pytest.mark.parametrize("spoil", [_writable, _folder_writable, _damaged, _cut, _link, _pipe])
-def test_what_others_may_have_written_is_not_used(
+def test_an_unsafe_or_damaged_file_of_saved_specs_is_ignored(
     site: Site, spoil: Callable[[Path], None]
 ) -> None:
     site.write("a.json", of("x"))
@@ -195,7 +199,7 @@ def test_what_others_may_have_written_is_not_used(
     "text", ["[]", '["0", {}]', "[1, 2]", "[{v}, []]", '[{v}, {"x": 3}]', '[{v}, {"x": [1]}]',
              '[{v}, {"x": [[1], null, [3]]}]', "null", "{"],
 )  # fmt: skip
-def test_what_is_no_such_file_costs_time_alone(site: Site, text: str) -> None:
+def test_saved_specs_of_the_wrong_form_are_ignored(site: Site, text: str) -> None:
     site.write("a.json", of("x"))
     site.names()
     body = text.replace("{v}", f'"{gpuhook.__version__}"').encode()

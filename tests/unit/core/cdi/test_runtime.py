@@ -99,7 +99,7 @@ def hooks(data: dict[str, Any], stage: str) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
-def test_another_makers_device_comes_from_its_document(site: Site, mode: str) -> None:
+def test_another_vendors_device_comes_from_its_cdi_spec(site: Site, mode: str) -> None:
     data = site.edited("maker.example/card=a", mode)
     assert given(data) == ["/dev/card-a"]
     assert "COMMON=yes" in data["process"]["env"]
@@ -131,7 +131,7 @@ def test_mode_cdi_asks_documents_for_all(site: Site) -> None:
     assert hooks(data, "prestart") == []
 
 
-def test_both_in_one_container(site: Site) -> None:
+def test_one_container_gets_nvidia_and_other_vendors_devices(site: Site) -> None:
     data = site.edited("maker.example/card=b,1,maker.example/card=a,maker.example/card=b")
     assert given(data) == ["/dev/card-b", "/dev/card-a"]
     assert hooks(data, "createContainer") == ["true", "true"]
@@ -150,7 +150,7 @@ def test_a_name_that_no_document_has(site: Site, devices: str) -> None:
     "the CDI document that is checked is the one that was read",
     instead="is_same = True",
 )
-def test_a_document_replaced_between_a_look_and_the_next(
+def test_a_cdi_spec_replaced_while_it_is_read_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checked file must be the one that was read: another may have been there before."""
@@ -170,7 +170,7 @@ def test_a_document_replaced_between_a_look_and_the_next(
         site.edited("maker.example/card=a")
 
 
-def test_a_broken_document_spoils_itself_alone(site: Site) -> None:
+def test_a_broken_cdi_spec_does_not_affect_other_specs(site: Site) -> None:
     (site.documents / "nvidia.yaml").write_text("kind: [\n")
     assert given(site.edited("maker.example/card=a")) == ["/dev/card-a"]
     with pytest.raises(GpuhookError):

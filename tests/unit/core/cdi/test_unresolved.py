@@ -26,7 +26,7 @@ def said(folder: Path, *names: str) -> str:
     return message
 
 
-def test_what_there_is_of_the_kind_is_listed(tmp_path: Path) -> None:
+def test_the_error_lists_existing_devices_of_the_kind(tmp_path: Path) -> None:
     names = [*map(str, range(12)), "all", "GPU-0a"]
     (tmp_path / "maker.json").write_text(of("maker.example/card", *names))
     (tmp_path / "other.json").write_text(of("other.example/card", "zzz"))

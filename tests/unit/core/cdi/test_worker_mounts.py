@@ -134,7 +134,7 @@ def test_everything_else_is_as_without_a_helper(driver: Path) -> None:
         "/lib/x86_64-linux-gnu/libcuda.so.580.65.06", "/lib", "/usr/lib/../lib",
     ],
 )  # fmt: skip
-def test_what_meets_a_volume_stays_the_runtimes(driver: Path, place: str) -> None:
+def test_mounts_overlapping_a_volume_are_left_to_the_runtime(driver: Path, place: str) -> None:
     """It is mounted in the order of config.json, into the volume or before what covers it."""
     spec = applied(spec_with(volume(place)), edits(driver))
     assert LIBRARY not in moved(spec)
@@ -151,14 +151,14 @@ def test_a_volume_in_a_mounts_own_place_is_replaced_as_cdi_says(driver: Path) ->
 
 
 @pytest.mark.parametrize("place", ["/data", "/usr/lib/x86_64", "/usr/local", "/libx", "/etc/hosts"])
-def test_what_meets_none_is_the_helpers(driver: Path, place: str) -> None:
+def test_mounts_apart_from_volumes_are_left_to_the_hook_worker(driver: Path, place: str) -> None:
     spec = applied(spec_with(volume(place)), edits(driver))
     assert LIBRARY in moved(spec)
     assert place in places(spec)
 
 
 @pytest.mark.parametrize("entry", [{}, {"destination": 7}, "/usr", None])
-def test_a_mount_without_a_place_is_nobodys_business(driver: Path, entry: Any) -> None:
+def test_a_config_mount_without_destination_loses_no_driver_mount(driver: Path, entry: Any) -> None:
     if not isinstance(entry, dict):
         entry = {"source": entry}
     spec = applied(spec_with(entry), edits(driver))
@@ -184,7 +184,7 @@ def places_of(spec: Spec) -> list[Any]:
         {"hostPath": "/nowhere"},
     ],
 )
-def test_what_our_documents_dont_have_stays_the_runtimes(
+def test_mounts_unlike_generated_ones_are_left_to_the_runtime(
     driver: Path, change: dict[str, Any]
 ) -> None:
     edited = edits(driver)

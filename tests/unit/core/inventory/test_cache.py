@@ -221,7 +221,9 @@ def test_change_is_noticed(machine: Machine, change: Callable[[Machine], object]
 
 
 @pytest.mark.parametrize("path", ["run/nvidia-persistenced/socket", "tmp/nvidia-mps"])
-def test_what_comes_and_goes_makes_nothing_stale(machine: Machine, path: str) -> None:
+def test_daemon_sockets_and_mps_folders_leave_the_inventory_current(
+    machine: Machine, path: str
+) -> None:
     assert machine.get() == "look 1"
     machine.write(path, "")
     assert machine.get() == "look 1"
@@ -242,7 +244,7 @@ def test_configured_folders_count(machine: Machine, folder: str) -> None:
     assert machine.get() == "look 3"
 
 
-def test_others_can_make_nothing_stale(machine: Machine) -> None:
+def test_changes_in_world_writable_folders_leave_the_inventory_current(machine: Machine) -> None:
     for folder in ("usr/share/vulkan/icd.d", "opt/bin"):
         (machine.root / folder).chmod(0o777)
     assert machine.get() == "look 1"
@@ -353,12 +355,12 @@ def test_link_in_the_place_of_folder_or_file_is_not_followed(machine: Machine) -
     assert [machine.get(), machine.get()] == ["look 3", "look 4"]
 
 
-def test_folder_that_can_not_be_made_costs_time_alone(machine: Machine) -> None:
+def test_without_a_state_folder_the_inventory_is_made_each_time(machine: Machine) -> None:
     Path(machine.config.state_dir).write_text("a file in the way")
     assert [machine.get(), machine.get()] == ["look 1", "look 2"]
 
 
-def test_nothing_is_saved_for_those_who_only_look(machine: Machine) -> None:
+def test_an_inventory_read_without_saving_leaves_no_files(machine: Machine) -> None:
     assert cache.get_inventory(machine.config, VENDOR, save=False).version == "look 1"
     assert not Path(machine.config.state_dir).exists()
 
@@ -407,7 +409,7 @@ class Held:
             thread.join(10)
 
 
-def test_others_wait_for_one_look(machine: Machine) -> None:
+def test_concurrent_callers_share_one_device_search(machine: Machine) -> None:
     held = Held(machine)
     held.ask(7)
     held.end()
@@ -430,7 +432,7 @@ def test_waiters_share_the_failure_that_they_waited_for(
     assert machine.get() == f"look {looks + 1}"
 
 
-def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
+def test_a_waiter_that_times_out_searches_for_devices_itself(machine: Machine) -> None:
     machine.config.nvml_timeout = -cache._SPARE + 0.05
     held = Held(machine)
     assert machine.get() == "look 2"
@@ -444,7 +446,7 @@ def test_waiter_with_no_patience_left_looks_itself(machine: Machine) -> None:
     instead="if False:",
 )
 @pytest.mark.parametrize("node", ["nvidia7", "nvidia-caps/nvidia-cap1"])
-def test_who_is_kept_from_a_device_saves_nothing_for_others(
+def test_a_process_denied_a_device_saves_no_inventory(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
     """In a Slurm job NVML shows only the job's GPUs, under numbers of their own."""
@@ -461,7 +463,7 @@ def test_who_is_kept_from_a_device_saves_nothing_for_others(
     assert machine.get() == "look 5"
 
 
-def test_who_is_kept_from_a_device_fails_alone(
+def test_a_failure_in_a_process_denied_a_device_is_not_shared(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.write("dev/nvidia7", "")
@@ -473,14 +475,16 @@ def test_who_is_kept_from_a_device_fails_alone(
         assert lock.read_text() == ""
 
 
-def test_refresh_looks_in_any_case(machine: Machine) -> None:
+def test_refresh_searches_for_devices_even_if_nothing_changed(machine: Machine) -> None:
     assert machine.get() == "look 1"
     assert cache.refresh(machine.config, VENDOR).version == "look 2"
     assert machine.get() == "look 2"
 
 
 @pytest.mark.parametrize("can_save", [True, False])
-def test_who_follows_asks_once(machine: Machine, can_save: bool) -> None:
+def test_follow_searches_again_only_after_a_change_or_on_demand(
+    machine: Machine, can_save: bool
+) -> None:
     if not can_save:
         Path(machine.config.state_dir).write_text("a file in the way")
     found = cache.follow(machine.config, VENDOR)

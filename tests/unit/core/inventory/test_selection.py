@@ -80,7 +80,7 @@ def test_selectors(selectors: list[str], uuids: list[str]) -> None:
     assert list(selected(*selectors).uuids) == uuids
 
 
-def test_an_index_is_the_order_of_enumeration_and_the_gpu_alone() -> None:
+def test_an_index_follows_enumeration_and_selects_no_mig_devices() -> None:
     assert selected("0").gpus[0].minor == 7
     assert selected("2").migs == ()
 
@@ -187,7 +187,9 @@ LOSSES = numbered(0, 1, 2, 4, 6, 7, lost=(3, 5))
         (LOSSES, "3:", "'3:': it has "),
     ],
 )
-def test_what_is_wrong_with_a_name(there: Inventory, selector: str, words: str) -> None:
+def test_an_unknown_selector_error_states_the_cause(
+    there: Inventory, selector: str, words: str
+) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         selected(selector, inventory=there)
     assert caught.value.code == "unknown-device"

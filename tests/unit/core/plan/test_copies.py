@@ -79,7 +79,7 @@ def test_a_copy_names_what_the_containers_loader_finds(image: Image, folder32: s
     ("image", "capabilities"),
     [(DEBIAN, ("graphics", "compute")), (MUSL, CAPABILITIES), (DEBIAN, ("compat32", "graphics"))],
 )
-def test_one_for_32_bit_programs_comes_with_their_libraries(
+def test_a_32_bit_manifest_copy_comes_only_with_32_bit_libraries(
     image: Image, capabilities: tuple[str, ...]
 ) -> None:
     has_them = "compat32" in capabilities and image is not MUSL

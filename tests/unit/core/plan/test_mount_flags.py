@@ -96,7 +96,7 @@ def a_node(_: Path) -> Operation:
         (a_node, READ_ONLY | NO_SUID | NO_PROGRAMS, NO_DEVICES),
     ],
 )
-def test_what_is_mounted(
+def test_every_mount_is_nosuid_and_only_device_nodes_allow_devices(
     make: Callable[[Path], Operation],
     given: int,
     cleared: int,
@@ -125,5 +125,5 @@ def test_every_option_is_the_kernels() -> None:
     "nothing that is mounted raises anybody's rights",
     instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
 )
-def test_what_covers_a_file_of_the_images() -> None:
+def test_covers_of_image_files_are_read_only_nosuid_and_nodev() -> None:
     assert changes._COVER_ATTRIBUTES == READ_ONLY | NO_SUID | NO_DEVICES

@@ -148,7 +148,7 @@ def test_a_file_of_two_capabilities_is_mounted_once() -> None:
     assert len(made) == len(set(made))
 
 
-def test_the_gbm_backend_comes_with_graphics_alone() -> None:
+def test_the_gbm_backend_needs_the_graphics_capability() -> None:
     link = f"{LIBS}/gbm/nvidia-drm_gbm.so"
     assert link not in destinations(plan(), "symlink")
     both = plan(NVIDIA_DRIVER_CAPABILITIES="compute,graphics")
@@ -200,7 +200,7 @@ def test_a_mig_device_that_draws_brings_its_gpus_nodes(profile: str, draws: bool
     assert "/dev/dri/renderD131" not in destinations(other, "device")
 
 
-def test_proc_shows_selected_gpus_alone() -> None:
+def test_proc_shows_only_selected_gpus() -> None:
     (proc,) = found(plan(), "proc-driver")
     assert proc["visible"] == ["params", "version", "registry", "gpus/0000:1c:00.0"]
 
@@ -263,7 +263,7 @@ def test_an_older_cuda_of_the_image_is_not_used(version: str) -> None:
     assert not found(made, "write")
 
 
-def test_cuda_compat_is_for_compute_alone() -> None:
+def test_cuda_compat_libraries_are_left_out_without_compute() -> None:
     assert not found(plan(compat_image("600.1.1"), NVIDIA_DRIVER_CAPABILITIES="utility"), "write")
 
 

@@ -67,7 +67,7 @@ def test_links_become_mounts_of_what_they_lead_to() -> None:
         assert mounts[destination]["options"] == ["bind", "rprivate", "ro", "nosuid", "nodev"]
 
 
-def test_what_the_mode_leaves_out_is_known() -> None:
+def test_steps_that_spec_mode_cannot_write_are_listed() -> None:
     assert [op.kind for op in done(plan()).unwritten] == ["proc-driver", "bind", "ldcache"]
 
 

@@ -42,7 +42,9 @@ def library(host: Path, place: str = LIB, kind: type[BindFile] = BindFile) -> Bi
 
 @pytest.mark.parametrize("place", ["/usr/lib/x", "/lib/x", "/usr/lib/x/", "/usr/lib/../lib/x"])
 @pytest.mark.parametrize("at", [LIB, "/lib/x/libm.so.1"])
-def test_what_a_volume_has(host: Path, place: str, at: str) -> None:
+def test_a_file_a_volume_has_is_skipped_and_a_missing_one_refused(
+    host: Path, place: str, at: str
+) -> None:
     """However either path is written: /lib is a link to /usr/lib."""
     assert fit(host, library(host, at), mount(host / "has", place)) == (False, [])
     assert fit(host, library(host, at), mount(host / "other", place)) == (True, [])
@@ -75,7 +77,7 @@ def test_the_nearest_volume_counts(host: Path) -> None:
         "no mount",
     ],
 )
-def test_what_is_no_volume(host: Path, other: Any) -> None:
+def test_config_json_mounts_that_are_no_volumes_are_ignored(host: Path, other: Any) -> None:
     assert fit(host, library(host), other) == (True, [])
 
 

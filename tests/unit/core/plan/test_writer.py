@@ -117,7 +117,9 @@ def test_a_node_with_its_rule_and_group() -> None:
         (CACHE, "spec cdi fstab"),
     ],
 )
-def test_what_a_format_has_no_words_for_is_known(op: Operation, unwritten: str) -> None:
+def test_steps_a_format_cannot_express_are_reported_as_unwritten(
+    op: Operation, unwritten: str
+) -> None:
     writers: dict[str, PlanWriter] = {
         "spec": SpecWriter(),
         "cdi": CdiWriter(()),

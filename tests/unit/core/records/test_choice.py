@@ -213,7 +213,7 @@ def test_unusable_devices_are_left_out(gpus: Host) -> None:
           for number in ("", "0", "00", "01", "-1", "+1", "1.0", "x", "2:3", "99999")),
     ],
 )  # fmt: skip
-def test_what_has_no_meaning(gpus: Host, word: str, says: str) -> None:
+def test_an_invalid_choice_of_free_devices_is_refused(gpus: Host, word: str, says: str) -> None:
     with pytest.raises(RequestError, match=f".*{says.replace('+', '.')}"):
         gpus.start("a", word)
     assert not gpus.folder.exists()
@@ -256,7 +256,7 @@ def test_only_a_start_gets_any(gpus: Host) -> None:
         gpus.labels("any", starter=None)
 
 
-def test_its_hook_finds_the_same(gpus: Host, tmp_path: Path) -> None:
+def test_the_hook_finds_the_devices_the_runtime_chose(gpus: Host, tmp_path: Path) -> None:
     """By the runtime's record, whatever the hook's process and its path of the bundle are."""
     bundle = tmp_path / "bundle"
     bundle.mkdir()
@@ -271,7 +271,7 @@ def test_its_hook_finds_the_same(gpus: Host, tmp_path: Path) -> None:
     assert gpus.labels("any", starter=os.getpid(), container="a", path="/b/config.json") == ["2"]
 
 
-def test_its_record_takes_the_place_of_its_start(gpus: Host) -> None:
+def test_a_containers_record_replaces_its_start_record(gpus: Host) -> None:
     """The start isn't counted, refused or listed in addition."""
     gpus.config.exclusive = ("nvidia.com/gpu",)
     assert gpus.start("a", path="/b/config.json") == ["0"]
@@ -396,7 +396,7 @@ def test_damaged_choices_are_replaced(gpus: Host, text: str) -> None:
     "a bundle keeps no node of a device that isn't chosen again",
     instead="if False:",
 )
-def test_what_was_given_before_is_taken_out(gpus: Host, tmp_path: Path) -> None:
+def test_a_reused_bundle_loses_the_devices_given_before(gpus: Host, tmp_path: Path) -> None:
     """A bundle that is used again has the nodes and rules of the devices before."""
     gpus.config.exclusive = ("nvidia.com/gpu",)
     path = tmp_path / "config.json"

@@ -286,7 +286,7 @@ def test_nodes_of_parts_and_of_several(
     assert [name for each in record["given"] for name in each["selected"]] == selected
 
 
-def test_what_was_asked_for_and_what_came_besides(npus: Inventory) -> None:
+def test_the_record_has_requested_devices_and_those_of_config_json(npus: Inventory) -> None:
     """One entry for each vendor; the node of a part's whole comes with the part."""
     whole, other = npus.node("/dev/acme1"), npus.node("/dev/acme2")
     assert whole is not None

@@ -96,7 +96,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.protects("lease-refused", "an exclusive device is refused to another container")
 @pytest.mark.parametrize(("theirs", "ours", "words"), CONFLICTS.values(), ids=CONFLICTS.keys())
-def test_what_another_container_has(
+def test_an_exclusive_device_in_use_is_refused_and_a_free_one_given(
     state_dir: str, start: Start, theirs: dict[str, Any], ours: dict[str, Any], words: str
 ) -> None:
     take(state_dir, start(), theirs)
@@ -254,7 +254,7 @@ def test_a_container_that_fails_frees_it(state_dir: str, start: Start) -> None:
     take(state_dir, start(), given("A"))
 
 
-def test_what_cannot_be_written_down_is_refused(
+def test_a_lease_whose_record_cannot_be_written_is_refused(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_users_folder", lambda: "")
@@ -298,7 +298,7 @@ def test_a_disk_that_is_full(state_dir: str, start: Start, monkeypatch: pytest.M
 )
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("what", ["process", "record"])
-def test_what_can_not_be_looked_at_is_held(
+def test_a_device_whose_holder_can_not_be_looked_at_stays_held(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch, number: int, what: str
 ) -> None:
     """A machine without memory, for instance: a container that runs has what it had."""
@@ -338,7 +338,7 @@ def test_a_damaged_record_holds_everything(state_dir: str, start: Start, text: s
     take(state_dir, start(), given("A"))
 
 
-def test_what_another_pid_namespace_has_is_held(
+def test_a_device_leased_in_another_pid_namespace_is_refused(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its container may have ended unseen, so the caller says what to do then."""
@@ -360,7 +360,7 @@ def test_what_another_pid_namespace_has_is_held(
     "of many that want an exclusive device one gets it",
     instead="return folder.lock(f'{LOCK}-{proc.os.getpid()}', _WAIT)",
 )
-def test_a_lock_that_somebody_keeps(
+def test_a_lease_is_refused_while_another_process_keeps_the_lock(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take(state_dir, start(), given("A"))
@@ -402,7 +402,7 @@ time.sleep(1000)
     "of many that want an exclusive device one gets it",
     instead="return folder.lock(f'{LOCK}-{proc.os.getpid()}', _WAIT)",
 )
-def test_of_many_at_once_one_wins(state_dir: str, tmp_path: Path) -> None:
+def test_concurrent_requests_for_a_device_have_one_winner(state_dir: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     words = [sys.executable, "-c", TAKE, state_dir]
     running = [
@@ -439,7 +439,9 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("words", "facts"), NAMES.items(), ids=NAMES.keys())
-def test_what_a_holder_is_called(words: str, facts: dict[str, Any]) -> None:
+def test_a_holders_name_has_engine_container_and_escaped_pod(
+    words: str, facts: dict[str, Any]
+) -> None:
     assert leases.holder({**record(name="abc"), **facts}).endswith(words)
 
 

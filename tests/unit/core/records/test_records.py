@@ -68,7 +68,7 @@ def files(state_dir: str) -> list[str]:
     return sorted(path.name for path in Path(state_dir, "containers").iterdir())
 
 
-def test_what_is_written_is_read(state_dir: str, pid: int) -> None:
+def test_a_written_record_is_read_back(state_dir: str, pid: int) -> None:
     write(state_dir, pid, id="web", given=[])
     [record] = records.read_all(state_dir)
     assert not records.are_unseen(state_dir)
@@ -76,7 +76,7 @@ def test_what_is_written_is_read(state_dir: str, pid: int) -> None:
     assert files(state_dir) == [f"{pid}-{record['started']}"]
 
 
-def test_records_are_for_their_owner_alone(state_dir: str, pid: int) -> None:
+def test_record_files_are_accessible_to_their_owner_only(state_dir: str, pid: int) -> None:
     old = os.umask(0)
     try:
         write(state_dir, pid)
@@ -146,7 +146,7 @@ OTHER = 4026532999  # the number of a pid namespace that isn't the first
     "ids of another pid namespace aren't taken for processes here",
     instead="return found",
 )
-def test_who_is_in_another_pid_namespace_leaves_records_alone(
+def test_records_are_left_alone_from_another_pid_namespace(
     state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There an id means another process, or none: nothing is known of those of others."""
@@ -176,7 +176,7 @@ def test_who_is_in_another_pid_namespace_leaves_records_alone(
     "ids of another pid namespace aren't taken for processes here",
     instead="return found",
 )
-def test_of_another_pid_namespace_the_first_one_knows_who_lives(
+def test_the_initial_pid_namespace_removes_records_of_ended_processes(
     state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -267,7 +267,7 @@ def test_folder_does_not_grow_with_containers_that_come_and_go(state_dir: str, p
     assert len(files(state_dir)) == 1
 
 
-def test_a_start_looks_at_a_few_others_only(
+def test_a_start_checks_only_a_few_other_records(
     state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(state_dir, pid)
@@ -343,7 +343,7 @@ def test_each_engine_is_believed_its_own_keys(bundle: str, annotations: dict[str
 
 
 @pytest.mark.parametrize("bundle", [OF_CRI, OF_CRIO])
-def test_keys_that_an_engine_left_out_are_nobodys(bundle: str) -> None:
+def test_names_in_annotations_an_engine_did_not_set_are_ignored(bundle: str) -> None:
     """A pod can't fill in what its engine doesn't say, such as names of a later version."""
     other = {**CRIO, "io.container.manager": "libpod"} if bundle == OF_CRI else CONTAINERD
     annotations = {**HOSTILE, **other}
@@ -359,7 +359,7 @@ def test_keys_that_an_engine_left_out_are_nobodys(bundle: str) -> None:
     "engines-own-annotations", "an engine is believed its own annotations", instead="else:"
 )
 @pytest.mark.parametrize("bundle", [BUNDLE, BUNDLE.replace("moby", "default"), "/bundle", OF_CRIO])
-def test_others_have_no_names_of_kubernetes(bundle: str) -> None:
+def test_containers_outside_kubernetes_get_no_pod_names(bundle: str) -> None:
     annotations = {**CONTAINERD, **LABELS, **CRIO, "io.container.manager": "libpod"}
     found = records._names(records.engine_of(bundle, annotations), annotations)
     assert set(found.values()) == {""}
@@ -401,7 +401,7 @@ def given(vendor: str, *devices: str, parent: str = "") -> dict[str, Any]:
         (False, [given("nvidia", "G2")]),
     ],
 )
-def test_what_other_hooks_of_the_container_have_written(
+def test_devices_recorded_by_other_hooks_are_kept_only_when_adding(
     state_dir: str, pid: int, add: bool, expected: list[Any]
 ) -> None:
     write(state_dir, pid, given=[given("acme", "A1"), given("nvidia", "G1")])
@@ -457,7 +457,7 @@ def test_a_process_may_be_called_anything(tmp_path: Path) -> None:
         sleeper.wait()
 
 
-def test_what_image_and_user_wrote_is_bounded() -> None:
+def test_a_record_stays_small_whatever_image_and_user_wrote() -> None:
     names = tuple(f"{number}" * 60 for number in range(1000))
     request = Request("acme", source="environment", devices=names, selectors=names)
     grant = Grant(Vendor(), request, Inventory("acme", "/", "1", (), ()), ())

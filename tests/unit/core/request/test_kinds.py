@@ -64,7 +64,7 @@ def test_no_variable_names_other_kinds(mode: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nor_does_a_variable_of_a_swarm(mode: str) -> None:
+def test_a_swarm_variable_with_another_cdi_kind_is_refused(mode: str) -> None:
     for setting in ("SWARM", "amd=SWARM"):
         with pytest.raises(RequestError, match=SETTING):
             documents(spec_of(f"SWARM={CLAIM}"), config_of(mode, swarm_resource=setting))
@@ -72,7 +72,7 @@ def test_nor_does_a_variable_of_a_swarm(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "cdi"])
 @pytest.mark.parametrize("name", FOREIGN)
-def test_nor_do_annotations(mode: str, name: str) -> None:
+def test_annotations_with_other_cdi_kinds_are_refused(mode: str, name: str) -> None:
     """In the modes hook and spec those of others are the engine's business."""
     with pytest.raises(RequestError, match="annotations name .*" + SETTING):
         documents(annotated(f"nvidia.com/gpu=0,{name}"), config_of(mode))
@@ -87,7 +87,7 @@ def test_a_servers_other_kinds_in_annotations(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_the_configuration_opens(mode: str) -> None:
+def test_configured_cdi_kinds_are_accepted(mode: str) -> None:
     config = config_of(mode, "k8s.gpu.nvidia.com/claim")
     assert documents(spec_of(f"NVIDIA_VISIBLE_DEVICES={CLAIM}"), config) == (CLAIM,)
     if mode not in ("hook", "spec"):
@@ -126,13 +126,13 @@ def test_mounts_may_name_any(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_is_not_heard_is_not_refused(mode: str) -> None:
+def test_other_cdi_kinds_in_ignored_requests_are_not_refused(mode: str) -> None:
     config = config_of(mode, accept_envvar_unprivileged=False)
     assert documents(spec_of(f"NVIDIA_VISIBLE_DEVICES={CLAIM}"), config) == ()
     assert documents(annotated(CLAIM), config) == ()
 
 
 @pytest.mark.parametrize("kind", ["", "nvidia.com", "/gpu", "a/", "1/b", "a/b=c", "a/*", "a b/c"])
-def test_the_setting_holds_kinds_alone(kind: str) -> None:
+def test_a_setting_entry_that_is_no_cdi_kind_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"{SETTING} contains .* not a CDI kind such as"):
         loads(f'[gpuhook]\n{SETTING} = ["a.b/c", "{kind}"]\n')

@@ -44,14 +44,14 @@ def test_sizes(text: str, number: int) -> None:
     ["", "0", "0%", "0GiB", "8G", "8GB", "-1", "+8", "1.5GiB", "101%", "GiB", "8GiBx", "0x10",
      "8_0", "\N{ARABIC-INDIC DIGIT EIGHT}GiB", "9" * 16, "max"],
 )  # fmt: skip
-def test_what_is_no_size(text: str) -> None:
+def test_an_invalid_memory_size_is_refused(text: str) -> None:
     assert parse_size(text) is None
     with pytest.raises(MemoryLimitError, match="isn't a memory size"):
         memory_settings.parse(text, MEMORY_VARIABLE)
 
 
 @pytest.mark.parametrize("text", ["8GiB,4GiB", "0=8GiB,4GiB", "=8GiB", ",", "0=8GiB,", "0=", "0:8"])
-def test_what_is_no_list(text: str) -> None:
+def test_an_invalid_list_of_memory_sizes_is_refused(text: str) -> None:
     with pytest.raises(MemoryLimitError):
         memory_settings.parse(text, MEMORY_VARIABLE)
 
@@ -106,7 +106,7 @@ def decided(
     return None if found is None else found[0] // GIB
 
 
-def test_nobody_says_anything() -> None:
+def test_no_memory_setting_gives_no_limit() -> None:
     assert decided() is None
 
 
@@ -114,7 +114,7 @@ def test_the_container_says_it() -> None:
     assert decided("8GiB") == 8
 
 
-def test_of_two_words_the_smaller_counts() -> None:
+def test_the_smaller_of_two_requested_limits_applies() -> None:
     assert decided("8GiB", "16GiB", accept_annotations=True) == 8
     assert decided("16GiB", "8GiB", accept_annotations=True) == 8
 
@@ -124,7 +124,7 @@ def test_of_two_words_the_smaller_counts() -> None:
     "a container that says nothing of memory gets the administrator's default",
     instead="if default and not said:",
 )
-def test_the_default_is_for_who_says_nothing() -> None:
+def test_the_default_limit_applies_only_without_a_request() -> None:
     assert decided(device_memory="8GiB") == 8
     assert decided("16GiB", device_memory="8GiB") == 16
     assert decided("4GiB", device_memory="8GiB") == 4
@@ -159,7 +159,7 @@ def test_an_environment_that_is_not_heard_only_makes_it_smaller() -> None:
     "nobody without privileges has more memory than the administrator allows",
     instead="if most and not said:",
 )
-def test_the_most_binds_who_asks_for_more_and_who_says_nothing() -> None:
+def test_the_maximum_caps_larger_and_missing_requests() -> None:
     assert decided("16GiB", most_device_memory="8GiB") == 8
     assert decided(most_device_memory="8GiB") == 8
     assert decided(most_device_memory="8GiB", device_memory="16GiB") == 8

@@ -24,7 +24,7 @@ def visible(value: str, **settings: Any) -> Request:
 
 
 @pytest.mark.parametrize("spec", [{}, {"process": None, "mounts": None}, {"process": {}}])
-def test_spec_that_says_nothing_asks_for_nothing(spec: dict[str, Any]) -> None:
+def test_an_empty_spec_requests_nothing(spec: dict[str, Any]) -> None:
     request = read_request(spec, Config())
     assert request == Request("nvidia", options=NvidiaOptions())
     assert request.to_json() == {
@@ -611,7 +611,7 @@ def test_lookup(case: Case) -> None:
     assert variables.get(name, "") == case["expected"]["value"]
 
 
-def test_what_is_true() -> None:
+def test_only_certain_words_count_as_true() -> None:
     assert all(sources.is_true(yes) for yes in ("1", "t", "T", "TRUE", "true", "True"))
     nothing = (None, "", "0", "f", "false", "yes", "on", "tRUE", " true", "11")
     assert not any(sources.is_true(no) for no in nothing)

@@ -250,7 +250,7 @@ def check(start: Callable[[str], None], piece: Piece, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_costs_grow_with_the_length_alone(
+def test_request_cost_grows_only_with_its_length(
     name: str, there: tuple[Config, Inventories], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, inventories = there

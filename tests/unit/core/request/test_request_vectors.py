@@ -155,7 +155,7 @@ def test_from_spec(case: Case) -> None:
 
 
 @pytest.mark.vectors("hook", "hook.cli_argv")
-def test_what_nvidia_puts_on_a_command_line(case: Case) -> None:
+def test_the_request_matches_nvidia_container_cli_arguments(case: Case) -> None:
     """gpuhook starts no nvidia-container-cli; the same words are in the request and config."""
     config = Config()
     request = read_request(spec_of(case["input"]["env"]), config)

@@ -74,7 +74,7 @@ def test_parts_and_no_wholes(call: Call, monkeypatch: pytest.MonkeyPatch) -> Non
     assert " File=/dev/nvidia3" not in text
 
 
-def test_a_driver_that_fails_is_said_last(
+def test_a_failing_driver_is_reported_after_other_devices_are_written(
     call: Call, finds: Callable[..., None], found: Inventory
 ) -> None:
     finds(found, failing=AMD)

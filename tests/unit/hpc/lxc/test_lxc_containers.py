@@ -83,7 +83,7 @@ def test_paths_are_escaped_as_in_fstab() -> None:
     assert made(device) == [f"/a\\040b\\011\\134c\\012d/dev/maker0 dev/maker0 none {OPTIONS}"]
 
 
-def test_what_a_container_starts_without_and_what_it_needs(tmp_path: Path) -> None:
+def test_only_a_required_file_is_mounted_without_the_optional_flag(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     needed = BindFile(str(tmp_path), "/file", "/usr/lib/libm.so.1.2", FILE_OPTIONS, "")
     part = BindPart(str(tmp_path), "/file", "/usr/bin/smi", FILE_OPTIONS, "")
@@ -179,7 +179,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
         ("#lxc.rootfs.path = {}\n#lxc.idmap = u 0 1 1\n", False, False),
     ],
 )
-def test_its_root_and_users(
+def test_root_folder_and_id_mapping_are_read_from_the_config(
     tmp_path: Path, planned: Planned, text: str, root: bool, is_mapped: bool
 ) -> None:
     (tmp_path / "root").mkdir()
@@ -222,7 +222,7 @@ def test_rules_of_v2_only_add_to_others(
     assert containers._is_restricted(f"{tmp_path}{pve}", str(tmp_path)) == is_restricted
 
 
-def test_a_snapshot_of_proxmox_says_nothing_about_now(tmp_path: Path, planned: Planned) -> None:
+def test_a_proxmox_snapshot_section_is_ignored(tmp_path: Path, planned: Planned) -> None:
     written(tmp_path, "/etc/pve/lxc/1.conf", "arch: x\n\n[a]\nunprivileged: 1\n")
     assert containers.files(guest(tmp_path, "1"), str(tmp_path), str(tmp_path)).warnings == ()
     written(tmp_path, "/etc/pve/lxc/1.conf", "arch: x\nunprivileged: 1\n\n[a]\n")
@@ -368,7 +368,7 @@ def test_options_that_need_others(tmp_path: Path, words: list[str], said: str) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_doctor_looks_for_each_engine(engine: str, tmp_path: Path) -> None:
+def test_the_doctor_reports_an_engine_that_is_not_found(engine: str, tmp_path: Path) -> None:
     case = Case(Machine(str(tmp_path)), loads(""), str(tmp_path))
     case.engine = engine
     [found] = engines.engine_found(case)

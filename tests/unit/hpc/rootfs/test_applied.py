@@ -23,7 +23,7 @@ PLACES = [
 ]  # fmt: skip
 
 
-def test_a_damaged_note_is_told(tmp_path: Path) -> None:
+def test_a_damaged_record_is_refused_as_unreadable(tmp_path: Path) -> None:
     """Before any change is rolled back by it, wherever it is damaged."""
     path = tmp_path / "note.json"
     noted = Record(str(path), "/root", Identity(1, 2, 3), "boot", 4, [["a", "b"]], PLACES)

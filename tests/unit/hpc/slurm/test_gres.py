@@ -183,7 +183,7 @@ def test_all_cores_are_not_written(tmp_path: Path) -> None:
     assert machine(tmp_path, ["0-3"], {}, "0-3").near(GPU) == ""
 
 
-def test_what_is_not_known_is_not_written(tmp_path: Path) -> None:
+def test_unknown_gpu_locality_gives_no_cores(tmp_path: Path) -> None:
     cores = machine(tmp_path, ["0-3", "4-7"], {}, "junk")
     assert cores.near(GPU) == cores.near("") == cores.near("0000:ff:00.0") == ""
     assert Cores(str(tmp_path / "none")).near(GPU) == ""

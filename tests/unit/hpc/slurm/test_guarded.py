@@ -112,7 +112,7 @@ def test_devices_are_those_of_gres_conf_whatever_their_paths_are(tmp_path: Path)
     assert not guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
 
 
-def test_where_slurm_finds_devices_itself_it_guards_all(tmp_path: Path) -> None:
+def test_autodetect_in_gres_conf_counts_every_device_as_guarded(tmp_path: Path) -> None:
     text = "AutoDetect=nvml\nName=gpu File=/dev/null\n"
     assert guarded(str(slurms_files(tmp_path, gres=text))).has(["/dev/zero"])
 

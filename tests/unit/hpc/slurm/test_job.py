@@ -96,7 +96,7 @@ def test_files_are_below_the_driver_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in registry.KNOWN if name != "nvidia"])
-def test_what_is_asked_for_is_a_name_of_the_device(name: str, tmp_path: Path) -> None:
+def test_a_jobs_device_id_selects_that_device_alone(name: str, tmp_path: Path) -> None:
     inventory = paper.machine(name, tmp_path)
     names = registry.KNOWN[name]
     spaces = next(iter(names.VARIABLES.values()))
@@ -133,7 +133,9 @@ def test_the_kernel_is_asked(tmp_path: Path) -> None:
         ([errno.EACCES, errno.EPERM], False),
     ],
 )
-def test_what_the_cgroup_refuses_was_not_given(answers: list[int], given: bool) -> None:
+def test_a_device_refused_by_the_cgroup_is_not_given_to_the_job(
+    answers: list[int], given: bool
+) -> None:
     assert job.is_given(answers) is given
 
 
@@ -142,7 +144,7 @@ def test_what_the_cgroup_refuses_was_not_given(answers: list[int], given: bool) 
     "Slurm: what gres.conf lacks is no job's",
     instead="mine = [each for each in machine.devices if is_given(map(answer, each.files))]",
 )
-def test_what_slurm_does_not_guard_is_no_jobs(
+def test_a_device_missing_from_gres_conf_is_not_given_to_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU that came back after gres.conf was written: the kernel lets every job open it."""

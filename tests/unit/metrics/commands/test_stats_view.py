@@ -57,7 +57,7 @@ def printed(look: Snapshot, width: int = 200) -> list[list[str]]:
     return [line.split() for line in file.getvalue().splitlines()]
 
 
-def test_what_containers_without_a_name_are_called() -> None:
+def test_unnamed_containers_are_labelled_by_engine_and_id() -> None:
     every = (Container("slurm:41234567", "slurm"), Container("f" * 64, "docker"),
              Container("a-name-of-20-letters", "containerd"), Container("box"))  # fmt: skip
     look = replace(LOOK, containers=tuple(replace(each, devices=("GPU-1",)) for each in every))
@@ -66,7 +66,7 @@ def test_what_containers_without_a_name_are_called() -> None:
     assert {*expected} <= {*words}
 
 
-def test_who_uses_what() -> None:
+def test_the_table_lists_devices_and_their_use_by_containers() -> None:
     lines = printed(LOOK)
     assert lines[0] == [
         "GPU", "MODEL", "UTIL", "MEMORY", "TEMP", "CLOCK", "POWER", "XIDS"
@@ -82,7 +82,7 @@ def test_who_uses_what() -> None:
     ]
 
 
-def test_a_pod_that_the_kubelet_alone_knows() -> None:
+def test_a_pod_known_only_from_the_kubelet_is_listed() -> None:
     pod = Container("", "kubernetes", pod="p", namespace="n", container="c", devices=("GPU-1",))
     look = replace(LOOK, containers=(pod, POD))
     words = [line[:3] for line in printed(look)[4:]]
@@ -116,7 +116,7 @@ def test_every_size_holds_it(width: int, height: int) -> None:
         assert len(lines) <= height or min(width, height) < 12
 
 
-def test_what_does_not_fit_is_counted() -> None:
+def test_rows_that_do_not_fit_are_counted() -> None:
     lines = drawn(MANY, 120, 20)
     shown = [line for line in lines if "H200" in line]
     assert (
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_counted() -> None:
     assert "more:" not in "".join(drawn(LOOK, 120, 20))
 
 
-def test_what_is_missing_is_said_below() -> None:
+def test_problems_are_shown_below_the_table() -> None:
     look = replace(LOOK, problems=("NVIDIA: the driver hangs in GPU-1",))
     assert drawn(look, 80)[-1] == "NVIDIA: the driver hangs in GPU-1."
     assert "hangs" not in str(printed(look))
@@ -199,7 +199,7 @@ def test_rows_are_sorted(order: str, processes: str, containers: list[str]) -> N
         ([], ["9"], [], []),
     ],
 )
-def test_what_is_filtered(
+def test_filters_select_devices_containers_and_processes(
     containers: list[str], gpus: list[str], devices: list[str], names: list[str]
 ) -> None:
     look = filtered(PROCESSES, containers, gpus)

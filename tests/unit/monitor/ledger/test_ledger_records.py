@@ -70,7 +70,7 @@ def written(records: Records) -> Path:
 
 @pytest.mark.protects("dra-unreadable", "while a record can't be read nothing is handed out")
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=[*DAMAGE])
-def test_what_can_t_be_read_gives_nothing_away(records: Records, data: bytes) -> None:
+def test_no_device_is_allocated_while_a_record_is_unreadable(records: Records, data: bytes) -> None:
     path = written(records)
     lend(records, "GPU-b")
     path.write_bytes(data)
@@ -115,7 +115,7 @@ def test_a_folder_that_others_may_change(records: Records, how: str) -> None:
         pass
 
 
-def test_what_stands_in_the_way(records: Records) -> None:
+def test_a_folder_in_place_of_a_record_is_an_error(records: Records) -> None:
     """Folders where files should be: only root could make them."""
     path = written(records)
     path.unlink()
@@ -128,7 +128,7 @@ def test_what_stands_in_the_way(records: Records) -> None:
         records.check_readable()
 
 
-def test_what_an_earlier_boot_left_is_no_matter(records: Records) -> None:
+def test_records_of_an_earlier_boot_are_ignored(records: Records) -> None:
     path = written(records)
     path.write_text('{"boot": "another", "of": "another version"}')
     records.check_readable()

@@ -27,7 +27,7 @@ def test_nothing_is_remembered_at_first(tmp_path: Path) -> None:
     assert last_errors(str(tmp_path / "state")) == []
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_saved_cdi_state_is_read_back(tmp_path: Path) -> None:
     state = str(tmp_path / "new/state")
     save(state, KEPT)
     save_errors(state, [FAILURE])
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, text: str) -> 
             last_errors(str(tmp_path))
 
 
-def test_no_link_leads_out_of_the_folder_that_stands_for_the_root(tmp_path: Path) -> None:
+def test_a_var_run_link_does_not_lead_out_of_the_prefix(tmp_path: Path) -> None:
     prefix = str(tmp_path)
     assert below("", "/var/run/cdi") == "/var/run/cdi"
     assert below(prefix, "/var/run/cdi") == f"{prefix}/var/run/cdi"

@@ -62,7 +62,7 @@ def test_paths_that_systemd_would_take_apart(tmp_path: Path) -> None:
     assert "\nConditionPathExists=/s t/50%%/cdi.json\n" in found
 
 
-def test_what_the_package_ships_is_not_written_again(tmp_path: Path) -> None:
+def test_units_shipped_by_the_package_are_not_written_again(tmp_path: Path) -> None:
     for name, (_, folder) in units.FILES.items():
         path = tmp_path / folder[1:] / name
         path.parent.mkdir(parents=True, exist_ok=True)

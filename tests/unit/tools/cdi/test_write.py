@@ -39,14 +39,14 @@ def document(name: str) -> dict[str, object]:
     instead='return dumper.represent_scalar("tag:yaml.org,2002:str", text, None)',
 )
 @pytest.mark.parametrize("text", AMBIGUOUS)
-def test_what_could_be_something_else_is_quoted(text: str) -> None:
+def test_ambiguous_yaml_strings_are_quoted(text: str) -> None:
     made = write.to_text(document(text), "yaml")
     assert re.search(r'name: "', made)
     assert yaml.safe_load(made) == document(text)
 
 
 @pytest.mark.parametrize("text", PLAIN)
-def test_what_is_plain_stays_so(text: str) -> None:
+def test_unambiguous_yaml_strings_are_not_quoted(text: str) -> None:
     assert f"name: {text}\n" in write.to_text(document(text), "yaml")
 
 
@@ -76,7 +76,7 @@ def test_names_of_files() -> None:
 # Files --------------------------------------------------------------------------------------
 
 
-def test_a_file_is_written_for_everybody_to_read(tmp_path: Path) -> None:
+def test_a_written_file_is_world_readable_despite_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.yaml"
     old = os.umask(0o077)
     try:
@@ -159,7 +159,7 @@ def test_a_folder_that_is_not_ours() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has others to fear")
-def test_a_folder_that_everybody_may_change(tmp_path: Path) -> None:
+def test_a_world_writable_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)

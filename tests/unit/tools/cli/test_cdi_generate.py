@@ -45,7 +45,7 @@ def refused(done: Result) -> str:
 # generate -----------------------------------------------------------------------------------
 
 
-def test_a_kind_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     said = refused(call("generate", "--kind", "nvidia.com/gpus", "--output", tmp_path))
     assert said.startswith("gpuhook doesn't support devices of the kind 'nvidia.com/gpus'.")
     assert "nvidia.com/gpu" in said
@@ -69,7 +69,7 @@ def test_files_that_no_engine_reads(tmp_path: Path, name: str) -> None:
         ("there.yaml", None, "there.yaml/nvidia.com-gpu.yaml", "yaml"),
     ],
 )
-def test_where_documents_go(
+def test_output_option_selects_the_path_and_format(
     tmp_path: Path, output: str, form: str | None, path: str, written: str
 ) -> None:
     (tmp_path / "there.d").mkdir()
@@ -104,7 +104,7 @@ def test_several_kinds_on_standard_output(two_kinds: list[str], config: list[str
     assert "name a folder with --output" in done.stderr
 
 
-def test_what_was_written_for_programs(
+def test_summary_json_lists_the_written_cdi_specs(
     two_kinds: list[str], config: list[str], tmp_path: Path
 ) -> None:
     words = ["generate", *config, "--output", f"{tmp_path}/out/", "--summary", "json"]
@@ -119,7 +119,7 @@ def test_what_was_written_for_programs(
 
 
 @pytest.mark.usefixtures("two_kinds")
-def test_one_kind_on_standard_output(config: list[str]) -> None:
+def test_a_single_kind_goes_to_standard_output_without_a_hint(config: list[str]) -> None:
     done = call("generate", *config, "--format", "json", "--kind", "amd.com/gpu")
     assert json.loads(done.stdout)["kind"] == "amd.com/gpu"
     assert "name a folder with --output" not in done.stderr
@@ -175,7 +175,7 @@ def test_nothing_gets_lost_of_a_second_document(rest: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "\x00", "{}", "kind: 3", "&a [*a]"])
-def test_what_is_no_document(text: str) -> None:
+def test_input_that_is_no_cdi_spec_is_refused(text: str) -> None:
     assert refused(call("transform", "root", "--from=/a", "--to=/b", stdin=text))
 
 

@@ -37,7 +37,7 @@ SETTINGS = {
 }
 
 
-def test_of_several_at_once_each_changes_it(tmp_path: Path) -> None:
+def test_concurrent_config_changes_are_all_kept(tmp_path: Path) -> None:
     path, go = tmp_path / "config.toml", tmp_path / "go"
     path.write_text("# mine\n")
     link = tmp_path / "link.toml"
@@ -73,7 +73,7 @@ def test_of_several_at_once_each_changes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["gpuhook", "nvidia-ctk"])
-def test_who_changes_it_for_long_is_named(
+def test_a_config_change_blocked_for_long_is_refused(
     tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "config.toml"

@@ -70,7 +70,7 @@ def test_everything_is_taken_back(system: Path) -> None:
     assert after == before
 
 
-def test_where_an_edit_is_kept_is_said(system: Path) -> None:
+def test_uninstall_reports_the_path_of_a_kept_edited_file(system: Path) -> None:
     path = system / "etc/enroot/hooks.d/98-gpuhook.sh"
     path.parent.mkdir(parents=True)
     call(system, "install", "--engine=enroot")
@@ -187,7 +187,9 @@ def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
 
 
 @pytest.mark.parametrize("engines", [[], ["--engine=all"], ["--engine=docker", "--engine=crio"]])
-def test_one_file_is_for_one_engine(system: Path, engines: list[str]) -> None:
+def test_config_option_without_exactly_one_engine_is_refused(
+    system: Path, engines: list[str]
+) -> None:
     done = call(system, "install", *engines, "--config=/x")
     assert done.exit_code == 2
     assert "one --engine" in done.stderr
@@ -218,7 +220,7 @@ def test_installations_at_the_same_time_lose_nothing(system: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a/b", 'a"b', "a b", "x" * 64, "ä"])
-def test_a_name_that_no_engine_understands(system: Path, name: str) -> None:
+def test_an_invalid_runtime_name_is_refused(system: Path, name: str) -> None:
     with pytest.raises(EngineError, match="isn't a valid runtime name"):
         call(system, "install", "--engine=docker", f"--runtime-name={name}")
 
@@ -230,7 +232,7 @@ def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
     assert "containerd: Restart containerd" in done.stdout
 
 
-def test_one_order_is_enough(system: Path) -> None:
+def test_only_one_restart_instruction_is_printed(system: Path) -> None:
     """A restart of Docker makes an earlier reload unnecessary."""
     done = call(system, "install", "--engine=docker", "--gpus", "--cdi")
     said = [line for line in done.stdout.splitlines() if line.startswith("docker: ")]
@@ -268,7 +270,7 @@ def test_documents_go_with_the_last_file_of_the_last_engine(system: Path) -> Non
     assert not unit.parent.exists()
 
 
-def test_a_hand_written_document_stops_a_removal(system: Path) -> None:
+def test_a_hand_written_cdi_spec_with_our_hook_blocks_uninstall(system: Path) -> None:
     call(system, "install", "--engine=docker", "--engine=podman", "--cdi")
     folder = system / "etc/cdi"
     folder.mkdir()
@@ -365,7 +367,7 @@ FOREIGN = "# mine\n[engine]\ncgroup_manager = 'systemd'\n"
     ],
 )
 @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
-def test_a_file_of_somebody_else_is_not_replaced(
+def test_install_refuses_to_replace_a_foreign_file(
     system: Path, engine: str, option: str, usual: str, dry_run: list[str]
 ) -> None:
     path = system / "etc/theirs.conf"
@@ -398,7 +400,7 @@ def test_at_the_usual_place_neither(system: Path, engine: str, path: str, text: 
 
 
 @pytest.mark.parametrize("engine", ["podman", "crio", "containerd"])
-def test_what_we_wrote_is_ours_without_a_record_too(system: Path, engine: str) -> None:
+def test_installed_files_without_a_record_are_still_recognized(system: Path, engine: str) -> None:
     words = ["install", f"--engine={engine}", "--hook=prestart"]
     call(system, *words)
     shutil.rmtree(system / "var")
@@ -481,7 +483,7 @@ def test_an_option_is_taken_back(
     assert (system / "etc/docker/daemon.json").read_text() == DAEMON
 
 
-def test_a_default_of_somebody_else_comes_back(system: Path) -> None:
+def test_the_previous_default_runtime_is_restored(system: Path) -> None:
     path = system / "etc/docker/daemon.json"
     path.write_text('{"default-runtime": "crun"}\n')
     call(system, "install", "--engine=docker", "--set-default")
@@ -578,7 +580,9 @@ def test_the_result_of_taking_back_as_json(system: Path) -> None:
         (["--engine=all", "--hook=precreate"], False),
     ],
 )
-def test_a_hook_is_for_podman_alone(system: Path, options: list[str], is_warned: bool) -> None:
+def test_hook_option_without_podman_gives_a_warning(
+    system: Path, options: list[str], is_warned: bool
+) -> None:
     done = call(system, "install", *options)
     assert done.exit_code == 0
     assert ("--hook is only for podman" in done.stderr) is is_warned

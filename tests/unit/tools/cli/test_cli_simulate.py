@@ -48,7 +48,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
-def test_what_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_invalid_simulate_options_are_refused_before_any_change(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     root = tmp_path / "root"
     packages = tmp_path / "packages"
     with (
@@ -112,7 +114,7 @@ def without(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [["DIR", "--gpus", "8"], ["DIR"], [], ["--remove", "DIR"]])
-def test_where_it_is_not_installed_it_says_what_to_install(words: list[str]) -> None:
+def test_simulate_without_its_package_names_the_package_to_install(words: list[str]) -> None:
     done = without("simulate", *words)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
@@ -121,7 +123,7 @@ def test_where_it_is_not_installed_it_says_what_to_install(words: list[str]) -> 
     )
 
 
-def test_where_it_is_not_installed_the_help_says_so() -> None:
+def test_simulate_help_says_that_the_package_is_missing() -> None:
     for words in (["simulate", "--help"], ["help", "simulate"]):
         assert "needs the package gpuhook-simulate, which" in without(*words).stdout
     assert "simulate " in without("--help").stdout
@@ -131,7 +133,9 @@ def test_where_it_is_not_installed_the_help_says_so() -> None:
     ("words", "status"),
     [(["simulate", "DIR"], 1), (["files"], 0), (["help", "simulate"], 0)],
 )
-def test_one_of_another_release_is_not_used(words: list[str], status: int, tmp_path: Path) -> None:
+def test_a_simulate_package_of_another_version_is_refused(
+    words: list[str], status: int, tmp_path: Path
+) -> None:
     """pip upgrades one of the two, and says that it goes with the other one no more."""
     package = tmp_path / "gpuhook_simulate"
     package.mkdir()

@@ -171,7 +171,9 @@ def test_containers_by_id_where_no_engine_answers(tmp_path: Path) -> None:
         os.close(process)
 
 
-def test_what_fails_completes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_config_gives_no_completions_except_for_config_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "broken.toml"
     config.write_text("[")
     assert _completed(f"gpuhook repair --config {config} x") == []

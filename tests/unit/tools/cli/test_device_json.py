@@ -36,7 +36,9 @@ def of_stats(inventory: Inventory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("command", ["list", "info", "stats"])
-def test_one_vocabulary(finds: Callable[..., None], config: list[str], command: str) -> None:
+def test_device_entries_have_the_same_keys_in_every_command(
+    finds: Callable[..., None], config: list[str], command: str
+) -> None:
     found = machine(gpu(0, 0), gpu(1, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))))
     finds(found)
     if command == "stats":
@@ -52,7 +54,7 @@ def test_one_vocabulary(finds: Callable[..., None], config: list[str], command: 
     assert labels == [(0, "0", ""), (1, "1", ""), (0, "1:0", gpus[1]), (1, "1:1", gpus[1])]
 
 
-def test_of_every_command_the_earlier_keys_stay(
+def test_earlier_json_keys_of_list_and_info_are_kept(
     finds: Callable[..., None], config: list[str]
 ) -> None:
     finds(machine(gpu(1, 3, (mig(0, 1, 12, 13),))))

@@ -107,7 +107,7 @@ def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: Mod
     assert hint.endswith(f"adds none: set {asking}")
 
 
-def test_what_a_root_folder_would_be_given(
+def test_explain_of_a_root_folder_names_gpuhook_apply(
     tmp_path: Path, found: Callable[[Inventory], None]
 ) -> None:
     found(machine(gpu(0, 0)))
@@ -129,7 +129,7 @@ def test_a_variable_that_only_chooses_is_right_beside_one_that_asks(
     assert len(lines_of(misspelt.stdout, "Hint")) == 1
 
 
-def test_what_images_set_is_not_misspelt(tmp_path: Path) -> None:
+def test_common_image_variables_give_no_misspelling_hint(tmp_path: Path) -> None:
     words = ("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "NVIDIA_MIG_CONFIG_DEVICES",
              "NVIDIA_MIG_MONITOR_DEVICES", "NVIDIA_IMEX_CHANNELS", "NVIDIA_PRODUCT_NAME",
              "ASCEND_RUNTIME_OPTIONS", "CUDA_DEVICE_ORDER", "CUDA_VERSION", "ROCM_VERSION",
@@ -178,7 +178,9 @@ def test_a_word_without_a_name(tmp_path: Path, word: str) -> None:
     [(), ("web", "--privileged"), ("web", "-e", "A=1"), ("--bundle=.", "--gpus=all"),
      ("--spec=x", "--bundle=."), ("--image=x", "web")],
 )  # fmt: skip
-def test_one_container_and_not_two(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_explain_without_exactly_one_container_is_refused(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     done = explain(tmp_path, *words)
     assert done.exit_code == 2
     assert "Give one of CONTAINER" in done.stderr
@@ -229,7 +231,9 @@ def lines_of(text: str, title: str) -> list[str]:
     return [rest.strip() for before, _, rest in lines if before == title]
 
 
-def test_what_is_summed_up(tmp_path: Path, found: Callable[[Inventory], None]) -> None:
+def test_explain_summarizes_requests_devices_nodes_and_files(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
     found(machine(gpu(0, 3), gpu(1, 2)))
     text = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1").stdout
     assert lines_of(text, "Requests") == ["NVIDIA 1, from its environment"]
@@ -298,7 +302,7 @@ def test_warnings_are_in_the_text_and_in_the_json() -> None:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_what_is_printed_is_what_is_done_in_the_mode(
+def test_explain_lists_the_operations_of_the_configured_mode(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = machine(gpu(0, 3))
@@ -413,7 +417,7 @@ def test_an_image_for_this_machine(
     assert warned(tmp_path, files, "server") == []
 
 
-def test_an_image_whose_engine_alone_knows(tmp_path: Path) -> None:
+def test_the_engines_architecture_counts_if_image_files_are_missing(tmp_path: Path) -> None:
     """Its files aren't visible: some containerd storage drivers keep them elsewhere."""
     warning = _image_checks.other_machine([str(tmp_path / "none")], OTHER[2], "")
     assert warning.startswith(f"The image is for {OTHER[0]} and this host is {own.MACHINE}: ")

@@ -159,7 +159,7 @@ def test_hidden_options_are_not_offered() -> None:
         assert not re.search(rf"Did you mean .*{option.opts[0]}\b", done)
 
 
-def test_gpus_says_who_needs_it() -> None:
+def test_install_help_explains_the_gpus_option() -> None:
     text = " ".join(run("install", "--help").split())
     assert re.search(r"--gpus / --no-gpus .*docker, ctr and podman work, and .* compose", text)
     assert "(formerly --nvidia-names)" in text

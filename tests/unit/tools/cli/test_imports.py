@@ -26,7 +26,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("words", "most"), CALLS, ids=[call[0][0] for call in CALLS])
-def test_what_a_command_imports(words: list[str], most: int) -> None:
+def test_a_command_stays_within_its_import_limit(words: list[str], most: int) -> None:
     argv = [sys.executable, "-c", CODE, *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     loaded = done.stderr.splitlines()[-1].split()

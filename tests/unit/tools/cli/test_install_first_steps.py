@@ -93,7 +93,7 @@ def test_on_a_terminal_the_engines_are_asked_for(system: Path) -> None:
     assert [*(system / "etc/crio").rglob("*gpuhook*")]
 
 
-def test_who_chooses_no_engine_changes_none(system: Path) -> None:
+def test_declining_every_engine_changes_nothing(system: Path) -> None:
     status, shown = on_terminal(words(system), "n\nn\n")
     assert status == 1
     assert "--engine all" in shown
@@ -121,7 +121,7 @@ def test_on_a_terminal_gpus_is_asked_for(system: Path, answer: str, makes: bool)
         assert QUESTION not in on_terminal(words(system, "--engine=docker"), "")[1]
 
 
-def test_where_nvidias_toolkit_is_the_answer_is_no(system: Path) -> None:
+def test_an_installed_nvidia_toolkit_makes_no_the_default_answer(system: Path) -> None:
     theirs = system / "usr/bin/nvidia-container-runtime-hook"
     theirs.parent.mkdir(parents=True)
     theirs.touch(0o755)
@@ -244,7 +244,7 @@ def test_nvidia_ctk_keeps_that_path(tmp_path: Path) -> None:
         ("crio", "1.36", False),
     ],
 )  # fmt: skip
-def test_which_versions_serve_gpus_by_cdi(
+def test_only_recent_engine_versions_serve_gpus_by_cdi(
     engine: str, version: str | None, is_by_cdi: bool
 ) -> None:
     assert installed.serves_gpus_by_cdi(engine, version) is is_by_cdi
@@ -302,7 +302,7 @@ def test_without_a_driver_it_says_so(
     assert lines[-1] == "Check this host: gpuhook doctor"
 
 
-def test_it_ends_with_a_container_to_try_and_the_doctor(
+def test_install_ends_with_a_trial_command_and_the_doctor(
     system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver(system, monkeypatch, "proc/driver/nvidia")
@@ -385,7 +385,7 @@ def test_a_terminal_is_needed_on_both_sides() -> None:
         ("4.3.1", ["--gpus"], False, False),
     ],
 )
-def test_of_podman_gpus_too(
+def test_podman_gpus_hint_depends_on_version_and_options(
     system: Path,
     monkeypatch: pytest.MonkeyPatch,
     version: str,

@@ -65,7 +65,7 @@ def test_a_terminal_has_colours_and_no_longer_lines() -> None:
     assert "yyy…yyy" in drawn
 
 
-def test_what_is_to_be_copied_is_whole_where_it_has_space() -> None:
+def test_columns_that_do_not_fit_are_dropped_whole() -> None:
     cases = ((97, (1, 1)), (96, (0, 1)), (74, (0, 1)), (73, (1, 0)), (63, (1, 0)), (62, (0, 0)))
     for width, is_shown in (*cases, (40, (0, 0))):
         drawn = on_terminal(UUIDS, COLUMNS=str(width))

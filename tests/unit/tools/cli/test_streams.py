@@ -28,7 +28,9 @@ def shell(script: str, code: str, words: Sequence[str]) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize(("program", "code", "words"), CALLS)
-def test_a_full_disk_is_told(program: str, code: str, words: list[str]) -> None:
+def test_a_full_disk_on_standard_output_is_reported(
+    program: str, code: str, words: list[str]
+) -> None:
     done = shell('"$@" >/dev/full', code, words)
     assert done.returncode == 1
     assert done.stderr == (
@@ -54,7 +56,7 @@ def test_closed_ones_are_no_fault(program: str, code: str, words: list[str], clo
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1:strict", "ascii:strict"])
-def test_what_an_encoding_has_not_fails_nothing(tmp_path: Path, encoding: str) -> None:
+def test_unencodable_characters_do_not_fail_a_command(tmp_path: Path, encoding: str) -> None:
     """A file's name may be in any bytes, and a value in any letters."""
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()
@@ -88,7 +90,7 @@ def test_a_path_that_cannot_be_used_is_named(path: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_what_fails_elsewhere_is_raised() -> None:
+def test_errors_unrelated_to_standard_output_are_raised() -> None:
     with pytest.raises(FileNotFoundError), streams.written("gpuhook"):
         os.stat("/nonexistent/file")
     with pytest.raises(ConnectionRefusedError), streams.written("gpuhook"):
@@ -131,7 +133,7 @@ def test_python_is_not_taken_apart(end: str, status: int) -> None:
     ("end", "said"),
     [("raise SystemExit('said')", "said\n"), ("raise ValueError('said')", "ValueError: said\n")],
 )
-def test_what_python_has_to_say_it_says(end: str, said: str) -> None:
+def test_exit_messages_and_exceptions_reach_stderr(end: str, said: str) -> None:
     done = shell('"$@"', ENDING.format(end), [])
     assert done.returncode == 1
     assert done.stderr.endswith(said)

@@ -54,7 +54,7 @@ def test_a_driver_that_is_not_there_is_nothing_to_speak_of(
     assert call("info").exit_code == 0
 
 
-def test_where_there_is_nothing_else_it_is_the_error(
+def test_the_error_of_the_only_driver_fails_the_command(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, "nvidia")
@@ -187,7 +187,7 @@ def test_the_vendor_is_named(
 
 
 @pytest.mark.parametrize(("user", "sign"), [(0, "-"), (1000, "?")])
-def test_who_has_it_is_unknown_without_root(
+def test_device_users_are_shown_as_unknown_without_root(
     user: int, sign: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)

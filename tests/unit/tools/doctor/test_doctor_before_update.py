@@ -88,7 +88,7 @@ def test_options_that_exclude_each_other() -> None:
         assert "can't be combined" in done.output
 
 
-def test_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_before_update_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
     command = importlib.import_module("gpuhook.tools.cli.doctor")
     monkeypatch.setattr(
         command, "examine", lambda case, *_: examine(case, [lambda _: [ok("a", "b")]])

@@ -41,7 +41,7 @@ def dockerd(tree: Tree, version: str) -> None:
     engine(tree, "dockerd", f"Docker version {version}, build abcdef")
 
 
-def test_nothing_is_said_where_no_document_is(tree: Tree) -> None:
+def test_doctor_reports_nothing_without_cdi_specs(tree: Tree) -> None:
     tree.write("/etc/cdi/README", "not a document")
     podman(tree, "5.4.2")
     checks = (cdi.files, cdi.paths, cdi.numbers, cdi.names, cdi.conflicts, cdi.refresh_errors)
@@ -132,7 +132,7 @@ def test_names_that_no_engine_reads(tree: Tree, name: str) -> None:
     assert found.remedy == f"Run mv /etc/cdi/{name} /etc/cdi/x.yaml"
 
 
-def test_a_document_for_root_alone(tree: Tree) -> None:
+def test_a_cdi_spec_readable_only_by_root_is_reported(tree: Tree) -> None:
     tree.write("/etc/cdi/x.yaml", document(), 0o600)
     assert said(cdi.files(tree.case))["cdi-mode"][0] == "note", "no user runs an engine"
     podman(tree, "4.3.1")
@@ -163,7 +163,9 @@ def test_a_document_that_a_later_folder_hides(tree: Tree) -> None:
 @pytest.mark.parametrize(("version", "seen"), [
     ("5.3.2", True), ("5.4.2", False), ("5.6.0", False), ("5.7.0", True), ("4.3.1", True),
 ])  # fmt: skip
-def test_a_folder_that_podman_does_not_look_into(tree: Tree, version: str, seen: bool) -> None:
+def test_a_cdi_folder_that_podman_ignores_gives_a_warning(
+    tree: Tree, version: str, seen: bool
+) -> None:
     podman(tree, version)
     tree.write("/var/run/cdi/x.yaml", document())
     found = readers(tree)
@@ -277,7 +279,7 @@ def test_a_containerd_with_cdi_switched_off(
         assert found["cdi-engine"].status == "note"
 
 
-def test_what_is_not_used_is_no_warning(tree: Tree) -> None:
+def test_an_unused_cdi_spec_is_a_note_not_a_warning(tree: Tree) -> None:
     engine(tree, "containerd", "containerd github.com/containerd/containerd 2.1.4 x")
     tree.write("/etc/cdi/x.yaml", document(version="1.1.0"))
     assert readers(tree)["cdi-version"].status == "note"

@@ -65,7 +65,7 @@ def site(request: pytest.FixtureRequest, tree: Tree) -> Site:
 FUTURE = 4_000_000_000
 
 
-def test_what_is_installed_and_read(site: Site) -> None:
+def test_an_installed_and_loaded_runtime_is_reported_ok(site: Site) -> None:
     site.install()
     site.made.start()
     found = site.found(started=FUTURE)
@@ -75,7 +75,9 @@ def test_what_is_installed_and_read(site: Site) -> None:
     }
 
 
-def test_what_is_installed_and_not_read_yet(site: Site, request: pytest.FixtureRequest) -> None:
+def test_an_installed_runtime_not_yet_loaded_is_a_failure(
+    site: Site, request: pytest.FixtureRequest
+) -> None:
     site.install()
     found = site.found()
     kind = request.node.callspec.params["site"]
@@ -90,7 +92,7 @@ def test_what_is_installed_and_not_read_yet(site: Site, request: pytest.FixtureR
     assert RESTARTS[kind[:4].strip()] in text
 
 
-def test_what_would_be_lost(site: Site) -> None:
+def test_a_runtime_lost_at_the_next_start_gives_a_warning(site: Site) -> None:
     """As after an edit of the file that the distribution writes."""
     made = site.made
     version = 2 if "version = 2" in made.read.read_text() else 3
@@ -103,11 +105,11 @@ def test_what_would_be_lost(site: Site) -> None:
     assert "gpuhook install --engine containerd --config" in text
 
 
-def test_nothing_is_said_of_one_without_gpu_py(site: Site) -> None:
+def test_a_distribution_without_gpu_py_is_reported_as_unused(site: Site) -> None:
     assert {*site.found()} == {"containerd-unused"}
 
 
-def test_what_an_earlier_version_left_for_microk8s(tree: Tree) -> None:
+def test_a_microk8s_drop_in_with_a_placeholder_gives_a_warning(tree: Tree) -> None:
     tree.program(GPU_PY)
     site = Site(tree, "microk8s")
     folder = site.made.folder / "conf.d"

@@ -65,7 +65,7 @@ def test_docker_that_does_not_run(tree: Tree) -> None:
     ],
     ids=["all is right", "not reloaded", "another path", "no answer"],
 )
-def test_what_a_dockerd_has_loaded(
+def test_dockerd_is_checked_for_the_loaded_runtime(
     tree: Tree, docker: RunDocker, runtimes: dict[str, str] | None, status: str, words: str
 ) -> None:
     _daemon_json(tree)
@@ -89,7 +89,7 @@ def test_what_a_dockerd_has_loaded(
         ("containerd", CONTAINERD, RUNTIME_TABLES["2"]),
     ],
 )
-def test_what_registers_gpu_py_is_said_for_the_file_that_an_engine_reads(
+def test_the_remedy_names_the_config_file_that_the_engine_reads(
     tree: Tree, engine: str, usual: str, text: str, path: str, more: str
 ) -> None:
     program, option = {"docker": ("dockerd", "--config-file")}.get(engine, (engine, "--config"))
@@ -189,7 +189,7 @@ def test_a_dockerd_in_another_pid_namespace_is_not_ours(tree: Tree) -> None:
         ("#!/bin/sh\nexec gpuhook-prestart\n", "uses gpuhook"),
     ],
 )
-def test_whose_hook_serves_gpus(tree: Tree, text: str, words: str) -> None:
+def test_the_hook_that_serves_docker_gpus_is_named(tree: Tree, text: str, words: str) -> None:
     tree.process(9, "dockerd", environ=["PATH=/usr/bin:/opt/n", "SECRET=x"])
     tree.program("/opt/n/nvidia-container-runtime-hook", text)
     status, message = _docker(tree)["docker-gpus-option"]

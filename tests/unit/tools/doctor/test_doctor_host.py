@@ -206,7 +206,7 @@ def test_an_invalid_configuration(
     assert problem in message
 
 
-def test_a_rootless_dockerd_is_told(tree: Tree) -> None:
+def test_a_rootless_dockerd_is_reported(tree: Tree) -> None:
     tree.process(9, "dockerd")
     with tree.docker_answers("/var/run/docker.sock", {"SecurityOptions": ["name=rootless"]}):
         assert said(host.rootless(tree.case))["rootless"][0] == "ok"
@@ -224,7 +224,7 @@ def test_a_check_that_fails_stops_no_other(tree: Tree) -> None:
     assert found["broken-check"][0] == "failure"
 
 
-def test_every_check_stands_an_empty_machine(tree: Tree) -> None:
+def test_no_check_breaks_on_an_empty_machine(tree: Tree) -> None:
     tree.root.mkdir()
     findings = list(examine(tree.case))
     assert worst(findings) is Status.FAILURE
@@ -257,7 +257,7 @@ def test_a_state_folder_that_others_may_change(tree: Tree) -> None:
     assert said(install.saved_inventory(tree.case))["saved-inventory"][0] == "failure"
 
 
-def test_what_the_launcher_knows(tree: Tree) -> None:
+def test_the_launchers_saved_settings_are_reported_fresh_or_stale(tree: Tree) -> None:
     assert said(install.launcher_settings(tree.case)) == {}
     path = "/etc/gpuhook/config.toml"
     settings = tree.write(path)
@@ -372,7 +372,7 @@ def test_the_engines_plugin(
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("unit", ["", "ExecStart=/opt/gpuhook/bin/gpuhook nri --gate\n"])
 @pytest.mark.parametrize("other", ["", "/usr/bin/nvidia-container-runtime", "/usr/bin/runc"])
-def test_what_is_no_part_of_a_gate(
+def test_components_that_bypass_the_gate_are_reported(
     tree: Tree, runs: bool, gate: bool, unit: str, other: str
 ) -> None:
     """The plugin is half of it: what gives devices has to obey it, too."""

@@ -43,7 +43,7 @@ def wrong(findings: Iterable[Finding]) -> list[tuple[str, str]]:
     ]
 
 
-def test_what_needs_a_failure_is_skipped(tree: Tree) -> None:
+def test_a_step_that_needs_a_failed_check_is_skipped(tree: Tree) -> None:
     steps = (
         finds(ok("first", "")),
         finds(failure("second", "", ""), ok("third", "")),
@@ -91,7 +91,7 @@ def doctor(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Call:
     return lambda *words: CliRunner().invoke(cli, ["doctor", *words])
 
 
-def test_what_is_wrong_comes_last(doctor: Call) -> None:
+def test_warnings_and_failures_are_printed_last(doctor: Call) -> None:
     done = doctor()
     assert done.exit_code == 2
     assert done.stdout.splitlines() == [
@@ -144,7 +144,7 @@ def installed(tree: Tree) -> Tree:
     return tree
 
 
-def test_a_broken_configuration_comes_first_and_alone(installed: Tree) -> None:
+def test_a_broken_configuration_is_the_first_and_only_problem(installed: Tree) -> None:
     broken = "x.toml is not valid TOML: no. Correct it."
     case = Case(Machine(str(installed.root), installed.users), installed.config, BIN, broken)
     findings = list(examine(case))
@@ -203,7 +203,7 @@ def test_a_machine_in_order(installed: Tree) -> None:
     assert without_driver(installed.case) == []
 
 
-def test_of_two_engines_one_is_used(installed: Tree) -> None:
+def test_one_registered_engine_of_several_is_enough(installed: Tree) -> None:
     installed.program("/usr/bin/dockerd")
     installed.program("/usr/bin/containerd")
     assert without_driver(installed.case) == []
@@ -238,7 +238,7 @@ def test_a_broken_file_of_an_engine_is_one_finding(installed: Tree) -> None:
     assert without_driver(installed.case) == [("crio-registered", "failure")]
 
 
-def test_what_containers_may_do_under_selinux(installed: Tree) -> None:
+def test_the_selinux_remedy_depends_on_the_policy_boolean(installed: Tree) -> None:
     """A boolean is named only where the policy has it: Debian's has none."""
     installed.write("/sys/fs/selinux/enforce", "1")
     [finding] = host.security_modules(installed.case)
@@ -286,7 +286,7 @@ def test_no_cgroups_on_purpose(installed: Tree) -> None:
     assert without_driver(installed.case) == []
 
 
-def test_it_says_where_the_report_is(tmp_path: Path) -> None:
+def test_the_path_of_the_report_is_printed_only_in_plain_output(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text("damaged")
     words = ["doctor", f"--config={config}", f"--report={tmp_path / 'report.tar.gz'}"]

@@ -69,7 +69,7 @@ def test_odd_files(folder: Path, value: Any, table: dict[str, Any]) -> None:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=60))
-def test_files_that_are_neither_json_nor_toml(folder: Path, text: str) -> None:
+def test_malformed_engine_files_break_no_check(folder: Path, text: str) -> None:
     tree = _machine(folder, text, text)
     broken = [found for found in examine(tree.case, FILES_ALONE) if "itself" in found.message]
     assert broken == []

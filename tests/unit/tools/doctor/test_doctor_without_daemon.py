@@ -39,7 +39,7 @@ def test_an_engine_that_slurms_node_also_has_need_not_know_gpu_py(tree: Tree) ->
 
 
 @pytest.mark.parametrize("engine", ["enroot", "charliecloud"])
-def test_nor_where_install_has_set_up_a_program_without_runtimes(tree: Tree, engine: str) -> None:
+def test_podman_need_not_be_registered_after_a_daemonless_install(tree: Tree, engine: str) -> None:
     tree.program("/usr/bin/podman")
     for name in ("gpu-py", "gpuhook", "gpuhook-cdi-hook"):
         tree.program(f"{BIN}/{name}")

@@ -78,7 +78,9 @@ def wanted(tmp_path: Path) -> DriverContent:
     return driver(tmp_path, "550.1")
 
 
-def test_it_holds_the_files_and_links(wanted: DriverContent, folder: Path) -> None:
+def test_a_driver_folder_holds_the_wanted_files_and_links(
+    wanted: DriverContent, folder: Path
+) -> None:
     assert keeping.update(str(folder), wanted)
     assert found(folder) == expected(wanted)
     assert {path.name for path in folder.iterdir()} == {*FOLDERS, place.MARKER}
@@ -128,7 +130,7 @@ def damage_link(folder: Path) -> None:
         lambda folder: os.utime(folder / "bin/nvidia-smi", (1, 1)),
     ],
 )
-def test_what_somebody_damaged_is_made_again(
+def test_a_damaged_driver_folder_is_rebuilt(
     kept: DriverContent, folder: Path, damage: Callable[[Path], object]
 ) -> None:
     damage(folder)
@@ -203,7 +205,7 @@ def test_an_old_one_stays_where_a_file_has_gone(tmp_path: Path, folder: Path) ->
 
 
 @pytest.mark.parametrize("what", ["file", "folder with a file", "link to a folder with a file"])
-def test_what_is_not_ours_stays(
+def test_a_path_that_is_no_driver_folder_is_left_unchanged(
     tmp_path: Path, folder: Path, what: str, wanted: DriverContent
 ) -> None:
     folder.parent.mkdir()

@@ -86,7 +86,7 @@ def test_vectors(case: dict[str, Any], program: tuple[int, int] | None, config: 
         ("", (2, 3), False),
     ],
 )
-def test_containerd_2_gets_no_key_that_it_does_not_know(
+def test_containerd_2_gets_no_unknown_runtime_keys(
     text: str, program: tuple[int, int] | None, known: bool, config: Path
 ) -> None:
     """containerd 2 warns at each start of keys that it doesn't know, for each runtime."""
@@ -138,7 +138,7 @@ def test_half_of_a_copy_is_not_left(tmp_path: Path, config: Path) -> None:
     assert config.read_text() == COMMENTED
 
 
-def test_where_tables_are_merged_the_drop_in_holds_ours_alone(config: Path) -> None:
+def test_a_drop_in_holds_only_our_settings_if_tables_are_merged(config: Path) -> None:
     config.write_text(COMMENTED)
     ask = ask_for(config, set_default=True, cdi=True)
     document = tomllib.loads(answer(ask, (2, 1)).targets[0].text)
@@ -244,7 +244,7 @@ def test_running_containers_are_found_by_their_binary(tmp_path: Path, config: Pa
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
-def test_where_no_file_names_a_runtime_the_built_in_one_is_kept(
+def test_built_in_runc_is_kept_if_no_file_names_a_runtime(
     tmp_path: Path, version: int, program: tuple[int, int] | None, config: Path
 ) -> None:
     """Any entry in ``runtimes`` makes containerd forget runc, its default."""
@@ -278,7 +278,7 @@ def test_a_runtime_without_a_type_gets_one(config: Path) -> None:
     assert ours["options"]["SystemdCgroup"] is True
 
 
-def test_where_another_runtime_is_named_none_is_added(config: Path) -> None:
+def test_runc_is_not_added_beside_a_named_runtime(config: Path) -> None:
     table = f'[plugins."{PLUGINS[2]}".containerd'
     config.write_text(
         f'version = 2\n{table}]\ndefault_runtime_name = "crun"\n'
@@ -295,7 +295,7 @@ def test_the_built_in_runtime_is_no_reason_to_tell_of_a_copy(config: Path) -> No
 
 @pytest.mark.parametrize("closed", ["config.toml", "more/registry.toml"])
 @pytest.mark.parametrize("program", [(1, 6), (2, 1)])
-def test_a_registrys_password_stays_with_who_may_read_it(
+def test_a_drop_in_is_private_if_a_config_file_is_private(
     tmp_path: Path, closed: str, program: tuple[int, int]
 ) -> None:
     """Before 2.1 the drop-in has a copy of all CRI settings."""

@@ -84,7 +84,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return found
 
 
-def test_it_lasts_a_start_and_goes_again(made: Any) -> None:
+def test_gpu_py_survives_a_restart_and_uninstall_restores_files(made: Any) -> None:
     before, kept = tree(made.folder), made.read.read_bytes()
     changed = install(made)
     assert changed
@@ -193,7 +193,7 @@ def test_no_folder_of_others_is_taken_for_the_distributions(tmp_path: Path) -> N
         (2, None, (), "version of .* is unknown.*1.28.1"),
     ],
 )
-def test_which_template_counts(
+def test_the_template_that_the_distribution_reads_is_chosen(
     tmp_path: Path, generated: int, program: Any, there: tuple[str, ...], expected: str
 ) -> None:
     made = starts.Ranchers(tmp_path / RANCHERS, generated)
@@ -332,7 +332,7 @@ def test_the_default_of_microk8s_comes_back(tmp_path: Path) -> None:
     assert "gpu-py" in made.template.read_text()
 
 
-def test_what_an_earlier_version_wrote_goes(tmp_path: Path) -> None:
+def test_a_microk8s_drop_in_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
     """That copied placeholders into a drop-in, where nothing replaces them."""
     made = starts.MicroK8s(tmp_path / "args")
     made.start()
@@ -388,7 +388,7 @@ def test_a_file_that_k0s_does_not_manage_is_the_administrators(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_k0s_takes_files_of_its_own_version_alone(tmp_path: Path, version: int) -> None:
+def test_a_k0s_drop_in_has_the_version_of_its_config(tmp_path: Path, version: int) -> None:
     made = starts.K0s(tmp_path / "k0s", version)
     made.start()
     [path] = install(made, None, set_default=True)

@@ -97,7 +97,7 @@ def test_an_option_of_dockerd_keeps_the_same_setting_out_of_its_file(
         (("--default-runtime", "runc"), {"runtimes": {}}),  # or it wouldn't take the file
     ],
 )
-def test_what_a_file_says_while_a_dockerd_forgets(
+def test_daemon_json_resets_runtimes_only_while_dockerd_reloads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: tuple[str, ...], said: dict[str, Any]
 ) -> None:
     config, read = tmp_path / "daemon.json", []
@@ -273,6 +273,6 @@ def test_docker_is_told_the_default_runtime_too() -> None:
 
 
 @pytest.mark.parametrize("value", ["gpu=GPU-1", [1], {"gpu": "GPU-1"}])
-def test_what_is_no_list_of_entries_is_refused(value: object) -> None:
+def test_generic_resources_that_are_not_a_list_are_refused(value: object) -> None:
     with pytest.raises(EngineError, match=f'"{KEY}" in /d.json isn.t a list'):
         wanted_document({KEY: value}, Ask((("gpu-py", "/x"),), swarm=(ONE,)), "/d.json")

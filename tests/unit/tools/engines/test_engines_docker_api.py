@@ -113,7 +113,7 @@ def test_an_answer_that_never_comes(
         docker_api.ask(path)
 
 
-def test_nobody_takes_the_call(tmp_path: Path) -> None:
+def test_a_docker_socket_with_a_full_backlog_causes_a_timely_error(tmp_path: Path) -> None:
     """The queue of those who wait to be let in is full."""
     path = str(tmp_path / "busy.sock")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:

@@ -48,7 +48,7 @@ def test_main_config_untouched(tmp_path: Path) -> None:
     assert 'runtime_path = "/usr/bin/nvidia-container-runtime"\n' in target.text
 
 
-def test_the_drop_in_is_for_who_may_read_what_it_repeats(tmp_path: Path) -> None:
+def test_a_crio_drop_in_records_the_files_it_repeats_as_sources(tmp_path: Path) -> None:
     config, other = tmp_path / "crio.conf", tmp_path / "crio.conf.d" / "10.conf"
     other.parent.mkdir()
     for path in (config, other):

@@ -27,7 +27,7 @@ SAYS = [
 
 
 @pytest.mark.parametrize(("engine", "program", "says", "expected"), SAYS)
-def test_what_programs_say(
+def test_an_engine_version_is_parsed_from_its_programs_output(
     engine: str, program: str, says: str, expected: str | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -132,7 +132,7 @@ def test_the_line_in_a_snapshot_is_not_ours_to_remove(tmp_path: Path) -> None:
     assert place.read_text() == f"arch: amd64\n\n[snap]\narch: amd64\nlxc.include: {INCLUDED}\n"
 
 
-def test_what_an_owner_changed_meanwhile_stays(tmp_path: Path) -> None:
+def test_lines_added_by_the_owner_survive_uninstall(tmp_path: Path) -> None:
     place, store = written(tmp_path, PLAIN, "lxc.arch = x\n")
     install(store, ask(tmp_path, PLAIN))
     text = place.read_text()

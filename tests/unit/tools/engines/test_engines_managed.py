@@ -86,7 +86,9 @@ def test_a_template_of_an_unknown_program_is_refused(
 
 @pytest.mark.parametrize("engine", TEXTS)
 @pytest.mark.parametrize("value", LITERAL)
-def test_what_is_none(tmp_path: Path, engine: str, value: str) -> None:
+def test_literal_values_are_not_taken_for_placeholders(
+    tmp_path: Path, engine: str, value: str
+) -> None:
     config = tmp_path / "config"
     config.write_text(TEXTS[engine].replace("VALUE", value))
     install(engine, tmp_path, config)
@@ -94,7 +96,7 @@ def test_what_is_none(tmp_path: Path, engine: str, value: str) -> None:
 
 @pytest.mark.parametrize("engine", COMMENTED)
 @pytest.mark.parametrize("value", PLACEHOLDERS)
-def test_comments_say_nothing(tmp_path: Path, engine: str, value: str) -> None:
+def test_placeholders_in_comments_are_ignored(tmp_path: Path, engine: str, value: str) -> None:
     config = tmp_path / "config"
     config.write_text(COMMENTED[engine].replace("VALUE", value.replace('"', "")))
     install(engine, tmp_path, config)
@@ -276,7 +278,7 @@ def test_links_of_an_image_that_lead_out_of_it_are_not_followed(tmp_path: Path) 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("program", [None, (1, 7), (2, 0), (2, 1)])
 @pytest.mark.parametrize("is_imported", [False, True])
-def test_containerd_2_takes_tables_of_version_3_alone(
+def test_containerd_2_uses_only_plugin_tables_of_version_3(
     tmp_path: Path, version: int, program: Any, is_imported: bool
 ) -> None:
     """If there are any, those of version 2 are dropped, in whichever file they are."""

@@ -55,7 +55,9 @@ def test_text_without_its_mark_and_with_it_again(mark: bytes) -> None:
 
 
 @pytest.mark.parametrize(("engine", "version", "mark", "is_read"), READ)
-def test_who_reads_what(engine: str, version: str, mark: bytes, is_read: bool) -> None:
+def test_byte_order_marks_are_reported_only_if_the_engine_rejects_them(
+    engine: str, version: str, mark: bytes, is_read: bool
+) -> None:
     said = marks.problem(engine, mark + b"x", lambda: version)
     assert (said == "") is is_read
     assert is_read or "byte order mark of UTF-" in said

@@ -213,7 +213,7 @@ REMEMBERED = (
 @pytest.mark.protects("prefix-records", "nothing outside is written for what a prefix remembers")
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 @pytest.mark.parametrize("remembered", REMEMBERED)
-def test_what_came_with_an_image_as_remembered_changes_nothing_outside(
+def test_records_shipped_in_an_image_change_nothing_outside_the_prefix(
     image: Path, host: Path, remembered: Callable[[Path, Path], None], command: str
 ) -> None:
     (host / "file").write_text("{}\n")
@@ -308,7 +308,7 @@ def test_no_field_of_remembered_documents_has_an_effect_outside(
 
 
 @pytest.mark.usefixtures("configured")
-def test_what_an_installation_below_a_prefix_remembers_is_used_again(image: Path) -> None:
+def test_a_later_install_below_a_prefix_reuses_its_saved_settings(image: Path) -> None:
     """An image's builder installs, later adds something, and takes all back."""
     before = contents(image)
     for words in (("--engine=docker", "--cdi"), ("--engine=podman",), ("--engine=docker",)):
@@ -381,7 +381,7 @@ def test_a_path_that_may_mean_several_places_is_none_below_a_prefix(image: Path,
     assert checked("", path) == path
 
 
-def test_what_is_outside_can_be_remembered_outside(image: Path, host: Path) -> None:
+def test_a_config_outside_the_prefix_requires_a_state_dir(image: Path, host: Path) -> None:
     path = host / "daemon.json"
     with pytest.raises(EngineError, match=r"isn't below .* --state-dir"):
         call("install", image, "--engine=docker", f"--config={path}")

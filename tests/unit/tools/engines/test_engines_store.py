@@ -107,7 +107,7 @@ def test_a_link_that_leads_nowhere_is_refused(store: Store, tmp_path: Path, ours
     assert (path.is_symlink(), path.read_text()) == (True, OLD)
 
 
-def test_a_folder_that_somebody_uses_stays(store: Store, tmp_path: Path) -> None:
+def test_a_created_folder_with_other_files_is_not_removed(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "etc" / "daemon.json"
     put(store, target(path))
     (path.parent / "other").touch()
@@ -115,7 +115,7 @@ def test_a_folder_that_somebody_uses_stays(store: Store, tmp_path: Path) -> None
     assert [item.name for item in path.parent.iterdir()] == ["other"]
 
 
-def test_somebody_else_s_change_stays(store: Store, path: Path) -> None:
+def test_a_later_change_by_another_program_survives_removal(store: Store, path: Path) -> None:
     put(store, target(path))
     path.write_text(NEW.replace("true", "false"))
     take(store)
@@ -130,7 +130,7 @@ def test_a_change_between_two_installations_stays(store: Store, path: Path) -> N
     assert json.loads(path.read_text()) == json.loads(OLD) | {"debug": False}
 
 
-def test_what_somebody_wrote_into_a_file_of_ours_stays(store: Store, tmp_path: Path) -> None:
+def test_foreign_settings_in_a_generated_file_are_kept(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "99-gpuhook.conf"
 
     def ours(program: str, *supports: str) -> Target:
@@ -164,7 +164,7 @@ def test_what_somebody_wrote_into_a_file_of_ours_stays(store: Store, tmp_path: P
     assert tomllib.loads(path.read_text()) == rest
 
 
-def test_a_file_that_somebody_removed_stays_removed(
+def test_an_engine_file_deleted_meanwhile_is_not_restored(
     store: Store, tmp_path: Path, path: Path
 ) -> None:
     put(store, target(path))
@@ -275,7 +275,7 @@ def test_a_state_folder_that_can_t_be_made(tmp_path: Path) -> None:
     instead="_FOLDER_MODE = 0o755",
 )
 @pytest.mark.parametrize("mode", [0o755, 0o700])
-def test_the_state_is_for_nobody_else(store: Store, tmp_path: Path, mode: int) -> None:
+def test_the_state_folder_is_private_to_its_owner(store: Store, tmp_path: Path, mode: int) -> None:
     (tmp_path / "state" / "engines").mkdir(parents=True, mode=mode)
     put(store, target(tmp_path / "daemon.json"))
     assert (tmp_path / "state" / "engines").stat().st_mode & 0o777 == 0o700
@@ -300,7 +300,7 @@ PRIVATE = {"original": 0o600, "record.json": 0o600, "written": 0o600}
     instead="_MODE = 0o644  # whatever the engine's file has: its owner reads that one",
 )
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
-def test_what_is_kept_of_a_file_is_for_its_owner(store: Store, path: Path, mode: int) -> None:
+def test_saved_copies_of_an_engine_file_are_private(store: Store, path: Path, mode: int) -> None:
     """It may hold passwords, and a state folder may be copied or opened."""
     path.chmod(mode)
     put(store, target(path))
@@ -313,7 +313,7 @@ def test_what_is_kept_of_a_file_is_for_its_owner(store: Store, path: Path, mode:
     "other users: what is kept of an engine's file is for its owner",
     instead="_MODE = 0o644  # whatever the engine's file has: its owner reads that one",
 )
-def test_what_earlier_versions_kept_is_closed(store: Store, tmp_path: Path) -> None:
+def test_copies_saved_by_earlier_versions_become_private(store: Store, tmp_path: Path) -> None:
     """The next installation closes it, whatever engine that is for, and removal does."""
     path, other = tmp_path / "daemon.json", tmp_path / "other.json"
     path.write_text(OLD)
@@ -335,7 +335,7 @@ def take_one(store: Store, path: str) -> None:
 )
 @pytest.mark.parametrize("before", [None, 0o600, 0o644])
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
-def test_who_may_not_read_a_file_may_not_read_what_repeats_it(
+def test_a_generated_file_is_no_more_readable_than_its_sources(
     store: Store, tmp_path: Path, mode: int, before: int | None
 ) -> None:
     config, path = tmp_path / "config.json", tmp_path / "drop-in.json"
@@ -350,7 +350,7 @@ def test_who_may_not_read_a_file_may_not_read_what_repeats_it(
     assert path.stat().st_mode & 0o777 == expected
 
 
-def test_a_lock_on_the_folder_stops_nobody(store: Store, tmp_path: Path) -> None:
+def test_a_foreign_lock_on_the_state_folder_is_ignored(store: Store, tmp_path: Path) -> None:
     """Earlier versions let every user open the folder, and so lock it."""
     folder = tmp_path / "state" / "engines"
     folder.mkdir(parents=True)
@@ -364,7 +364,7 @@ def test_a_lock_on_the_folder_stops_nobody(store: Store, tmp_path: Path) -> None
 
 
 @pytest.mark.protects("lock-patience", "other users: a lock is waited for only some seconds")
-def test_who_holds_the_lock_too_long_is_named(
+def test_a_lock_timeout_error_names_the_holding_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "_PATIENCE", 0.2)
@@ -382,7 +382,7 @@ def test_who_holds_the_lock_too_long_is_named(
     assert not Path(store.folder).exists()
 
 
-def test_who_waits_for_the_lock_gets_it(store: Store) -> None:
+def test_a_waiter_gets_the_lock_after_its_release(store: Store) -> None:
     begun, got = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -58,13 +58,13 @@ def test_edits_of_json(text: str, wanted: dict[str, Any], expected: str) -> None
         ('{"a": "\u00e9\\ud800"}', "surrogates not allowed"),
     ],
 )
-def test_what_would_change_more_than_is_meant_is_refused(text: str, why: str) -> None:
+def test_json_that_an_edit_would_alter_elsewhere_is_refused(text: str, why: str) -> None:
     with pytest.raises(EngineError, match=why):
         json_text.edited(text, {**json.loads(text), "new": 1}, "f")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "{'a': 1}", '{"a": 1,}', "{} x", "["])
-def test_what_is_no_object_is_refused_by_name(text: str) -> None:
+def test_text_that_is_not_a_json_object_is_refused_with_its_path(text: str) -> None:
     with pytest.raises(EngineError, match=r"/etc/docker/daemon\.json"):
         json_text.parse(text, "/etc/docker/daemon.json")
 
@@ -136,7 +136,7 @@ def test_a_table_is_added_deep_inside() -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "a = ", "a = 1\na = 2\n", "x"])
-def test_what_is_no_toml_is_refused_by_name(text: str) -> None:
+def test_invalid_toml_is_refused_with_its_path(text: str) -> None:
     with pytest.raises(EngineError, match=r"/etc/containerd/config\.toml"):
         toml_text.parse(text, "/etc/containerd/config.toml")
 
@@ -220,7 +220,7 @@ SMALL = st.dictionaries(
 
 
 @given(SMALL, SMALL)
-def test_what_nobody_touched_becomes_what_it_was(
+def test_removing_our_changes_from_an_unedited_document_restores_it(
     original: dict[str, Any], added: dict[str, Any]
 ) -> None:
     written = {**original, **added}

@@ -30,7 +30,7 @@ BLOCK = "[Files]\nBind=/dev/nvidia0:/dev/nvidia0\n"
         ("/run/nvidia/driver", ["--keep-unit", "--register=no"]),
     ],
 )
-def test_a_node_that_is_not_in_dev_stands_in_no_rule(root: str, words: list[str]) -> None:
+def test_nodes_outside_dev_get_no_systemd_device_rule(root: str, words: list[str]) -> None:
     """systemd-nspawn makes one of each bound node, and systemd refuses others."""
     node = Node("/dev/nvidia0", 195, 0, 0o666, 0, 0)
     plan = Plan([AllowDevice(node.numbers, ""), BindDevice(root, node, "")])
@@ -60,7 +60,7 @@ def test_a_block_is_found_and_taken_out_again(others: str, block: str) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "", "[Exec]\nBoot=no", "[Exec]\nBoot=no\n\n"])
-def test_what_was_there_stays_and_comes_back_byte_for_byte(
+def test_an_nspawn_file_keeps_its_text_and_is_restored_exactly(
     tmp_path: Path, before: str | None
 ) -> None:
     place = tmp_path / NSPAWN.lstrip("/")
@@ -82,7 +82,7 @@ def test_what_was_there_stays_and_comes_back_byte_for_byte(
     assert not (tmp_path / DROP_IN.lstrip("/")).parent.exists()
 
 
-def test_what_the_owner_changed_meanwhile_stays(tmp_path: Path) -> None:
+def test_owner_edits_outside_the_nspawn_block_survive_uninstall(tmp_path: Path) -> None:
     place = tmp_path / NSPAWN.lstrip("/")
     store = Store(str(tmp_path / "state"))
     ask = Ask((), prefix=str(tmp_path), units=((NSPAWN, BLOCK),))
@@ -226,7 +226,7 @@ def whole(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return Whole(tmp_path, *request.param)
 
 
-def test_what_somebody_wrote_into_a_whole_file_is_kept_and_the_first_one_comes_back(
+def test_edits_to_a_generated_file_are_saved_and_the_original_restored(
     whole: Whole,
 ) -> None:
     whole.install()
@@ -252,7 +252,7 @@ def test_the_same_edit_is_kept_once(whole: Whole) -> None:
 
 
 @pytest.mark.parametrize("whole", SIGNED, ids=name_of, indirect=True)
-def test_a_whole_file_of_ours_that_is_not_remembered_is_nobodys_own(whole: Whole) -> None:
+def test_a_generated_file_without_a_record_is_not_kept_as_an_original(whole: Whole) -> None:
     """Earlier versions left one that was edited, and forgot it."""
     whole.install()
     whole.forget()
@@ -262,7 +262,7 @@ def test_a_whole_file_of_ours_that_is_not_remembered_is_nobodys_own(whole: Whole
 
 
 @pytest.mark.parametrize("whole", SIGNED, ids=name_of, indirect=True)
-def test_what_somebody_put_in_the_place_of_ours_is_theirs(whole: Whole) -> None:
+def test_a_file_that_replaced_a_generated_file_is_restored(whole: Whole) -> None:
     whole.install()
     whole.path.write_text("a newer package's\n")
     whole.install()

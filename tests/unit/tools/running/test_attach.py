@@ -97,7 +97,7 @@ def test_devices_attached_together(together: tuple[int, ...]) -> None:
     assert (CONTROL[1:] in found.denied) == (len(together) == 2)
 
 
-def test_what_a_container_has_from_its_start_stays() -> None:
+def test_devices_from_a_containers_start_stay_after_a_detach() -> None:
     start = {"given": [{**attached.added(EMPTY, [grant(0)], [])["given"][0]}]}
     start["given"][0]["request"] = {"source": "environment", "devices": ["0"]}
     more = given(start, 3, denied=[(195, 3)])

@@ -116,7 +116,7 @@ def test_a_container_that_is_renamed(tmp_path: Path) -> None:
         assert names.of(ONE) == (name, "")
 
 
-def test_nothing_is_asked_again_at_once_nor_remembered_for_ever(tmp_path: Path) -> None:
+def test_missing_container_names_are_retried_and_unused_ones_dropped(tmp_path: Path) -> None:
     now = time.monotonic()
     names = Names(lambda: now)
     wanted = [("podman", ONE, f"{tmp_path}/{ONE}/userdata")]

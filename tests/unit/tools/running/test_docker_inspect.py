@@ -84,7 +84,7 @@ def test_a_privileged_container_has_all(
     "changes",
     [{"HostConfig": {}}, {"State": {}}, {"State": None, "HostConfig": 1, "Mounts": [1, None]}],
 )
-def test_one_that_has_nothing_or_has_ended(
+def test_containers_without_devices_or_process_are_omitted(
     tree: Tree, path: str, config: Config, entry: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     with tree.docker_answers(path, {**entry, **changes}):
@@ -121,7 +121,7 @@ def test_an_answer_of_another_kind(tree: Tree, path: str, config: Config, answer
         assert found(config) == []
 
 
-def test_one_that_is_gone_when_it_is_asked(
+def test_a_container_removed_before_its_inspection_is_omitted(
     tree: Tree, path: str, config: Config, entry: dict[str, Any]
 ) -> None:
     with tree.docker_answers(path, {"message": f"No such container: {entry['Id']}"}, "404 gone"):
@@ -155,7 +155,7 @@ def test_all_questions_share_half_a_second(
     "other users: all that Docker is asked without root shares half a second",
     instead="left = 50.0",
 )
-def test_one_that_never_answers_costs_half_a_second(tree: Tree, path: str, config: Config) -> None:
+def test_a_docker_that_never_answers_times_out(tree: Tree, path: str, config: Config) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         here = os.open(tree.root, os.O_PATH)
         listener.bind(f"/proc/self/fd/{here}{path}")

@@ -36,7 +36,9 @@ def names(tmp_path: Path) -> Names:
     [(ONE.name, ONE), (ONE.name[:12], ONE), ("0123456f", TWO), ("pod", POD), ("web", TWO),
      (TWO.name, TWO)],
 )  # fmt: skip
-def test_by_id_and_by_the_engines_name(names: Names, name: str, expected: Container) -> None:
+def test_containers_are_selected_by_id_or_engine_name(
+    names: Names, name: str, expected: Container
+) -> None:
     assert repair.select([name], [ONE, TWO, POD], names) == [expected]
 
 
@@ -76,7 +78,9 @@ def ourselves() -> Iterator[tuple[int, int]]:
     os.close(process)
 
 
-def test_what_is_in_the_record_and_on_the_machine(ourselves: tuple[int, int]) -> None:
+def test_repaired_devices_are_both_in_the_record_and_on_the_host(
+    ourselves: tuple[int, int],
+) -> None:
     process, started = ourselves
     one = recorded(os.getpid(), started, MINE, (500, 7))
     assert repair.given_devices(one, process, inventory()) == [MINE]

@@ -30,7 +30,7 @@ ACCEPT = "accept-annotations = true\n"
 # What it has, and what names mean ------------------------------------------------------------
 
 
-def test_what_discover_finds(npus: Inventory) -> None:
+def test_discovery_finds_npus_and_their_partitions(npus: Inventory) -> None:
     assert npus.version == "7.1"
     assert [device.label for device in npus.devices] == ["0", "1", "1.0", "1.1", "2", "3"]
     [part] = [device for device in npus.devices if device.label == "1.1"]
@@ -66,7 +66,9 @@ def test_devices_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         (("all",), ["0", "1", "1.0", "1.1", "2"]),
     ],
 )
-def test_what_names_mean(npus: Inventory, words: tuple[str, ...], labels: list[str]) -> None:
+def test_selectors_select_the_expected_npus(
+    npus: Inventory, words: tuple[str, ...], labels: list[str]
+) -> None:
     assert selected(npus, *words) == labels
 
 
@@ -86,7 +88,7 @@ def test_names_of_the_sample(tmp_path: Path) -> None:
             resolved(spec_with(*env_of(words)), {"acme": found})
 
 
-def test_a_variable_searches_its_own_spaces_alone(npus: Inventory) -> None:
+def test_a_board_variable_accepts_only_board_names(npus: Inventory) -> None:
     assert selected(npus, "B0", by="ACME_VISIBLE_BOARDS") == ["0", "2"]
     for word in ("0", "A-0000", "0000:41:00.0", "1.0"):
         with pytest.raises(UnknownDeviceError) as caught:
@@ -94,7 +96,7 @@ def test_a_variable_searches_its_own_spaces_alone(npus: Inventory) -> None:
         assert caught.value.cause.endswith(": it has B0, B1")
 
 
-def test_what_exists_is_in_the_refusal(npus: Inventory) -> None:
+def test_an_unknown_device_error_lists_existing_devices(npus: Inventory) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         selected(npus, "9")
     assert caught.value.cause == (
@@ -130,7 +132,7 @@ def test_a_device_that_cannot_be_used(npus: Inventory, word: str) -> None:
         (["NVIDIA_VISIBLE_DEVICES=0"], None, ""),
     ],
 )
-def test_what_a_container_asks_for(
+def test_variables_request_the_expected_npus(
     env: list[str], devices: tuple[str, ...] | None, spaces: str
 ) -> None:
     request = second_vendor.read(spec_with(*env))
@@ -177,7 +179,7 @@ def test_annotations_for_documents_are_one_reading(mode: str) -> None:
     assert (request.devices, request.ignored) == (None, ())
 
 
-def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
+def test_the_privilege_setting_applies_to_all_vendors(both: Inventories) -> None:
     spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
     config = loads(UNPRIVILEGED)
     request = second_vendor.read(spec, config)
@@ -188,7 +190,7 @@ def test_one_setting_is_for_all_vendors(both: Inventories) -> None:
     assert resolved(spec, both, config).ids == (both["nvidia"].devices[0].id, "A-0000")
 
 
-def test_what_the_vendor_refuses(both: Inventories) -> None:
+def test_npus_of_different_boards_are_refused_together(both: Inventories) -> None:
     assert resolved(spec_with("ACME_VISIBLE_DEVICES=0,2"), both).ids == ("A-0000", "A-0002")
     with pytest.raises(RequestError, match="boards B0 and B1 can't work in one container"):
         resolve(spec_with("ACME_VISIBLE_DEVICES=0,1"), Config(), inventories=both)
@@ -211,13 +213,13 @@ def test_the_nodes_of_what_was_asked_for(both: Inventories) -> None:
     assert plan.devices == [numbers[path] for path in wanted]
 
 
-def test_a_part_has_its_own_node_alone(both: Inventories) -> None:
+def test_a_partition_gets_only_its_own_node_and_the_control_node(both: Inventories) -> None:
     plan = planned(spec_with("ACME_VISIBLE_DEVICES=1.0"), both)
     places = [op["destination"] for op in of_kind(plan, "device")]
     assert places == ["/dev/acmectl", "/dev/acme1.0"]
 
 
-def test_a_node_that_is_missing_is_said(both: Inventories) -> None:
+def test_a_device_with_a_missing_node_is_refused(both: Inventories) -> None:
     npus = both["acme"]
     nodes = tuple(node for node in npus.nodes if node.path != "/dev/acme_dma2")
     facts = (npus.vendor, npus.root, npus.version, npus.devices)

@@ -43,7 +43,7 @@ def run(code: str, *words: str, **environ: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True, env=env).stdout
 
 
-def test_it_is_a_flag_a_variable_and_a_key_of_the_file(tmp_path: Path) -> None:
+def test_a_vendor_option_is_read_from_flag_variable_and_file(tmp_path: Path) -> None:
     file = tmp_path / "plugin.yaml"
     file.write_text("acme: {whole: true}\nflags: {migStrategy: mixed}\n")
     assert json.loads(run(READ, "{}")) == [False, "none", []]
@@ -54,13 +54,13 @@ def test_it_is_a_flag_a_variable_and_a_key_of_the_file(tmp_path: Path) -> None:
     assert said.startswith("acme-whole keeps parts")
 
 
-def test_it_is_in_the_help() -> None:
+def test_a_vendor_option_is_in_the_device_plugin_help() -> None:
     last = run(HELP).partition("--xid N=ACTION")[2]
     assert "--acme-whole true|false" in last
     assert "Hand out no part of an NPU." in last
 
 
-def test_what_it_says_counts(npus: Inventory) -> None:
+def test_the_acme_whole_option_omits_partitions(npus: Inventory) -> None:
     names = second_vendor.part("names")
     plugin: Plugin = second_vendor.part("plugin")
     found = [(contract.load(names), npus)]
@@ -74,7 +74,7 @@ def test_what_it_says_counts(npus: Inventory) -> None:
     assert {*ids[False]} - {*ids[True]} == parts
 
 
-def test_a_file_with_a_section_of_nobodys_is_said(tmp_path: Path) -> None:
+def test_an_unknown_vendor_section_causes_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "plugin.yaml"
     file.write_text("acne: {whole: true}\n")
     [said] = json.loads(run(READ, "{}", CONFIG_FILE=str(file)))[2]

@@ -124,7 +124,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize(("place", "text", "fresh"), CHANGES.values(), ids=CHANGES.keys())
-def test_what_is_saved_is_stale_by_its_own_surroundings(
+def test_changes_of_one_vendor_make_only_its_saved_inventory_stale(
     saving: Config, tmp_path: Path, place: str, text: str, fresh: str
 ) -> None:
     vendors = {name: contract.load(registry.KNOWN[name]) for name in ("nvidia", "acme")}
@@ -284,7 +284,7 @@ def test_explain(explain: Callable[..., str]) -> None:
     assert report["undone"] == []
 
 
-def test_explain_the_hook_alone(explain: Callable[..., str]) -> None:
+def test_explain_with_hook_alone_lists_undone_operations(explain: Callable[..., str]) -> None:
     words = ("-e", "ACME_VISIBLE_DEVICES=0", "--hook-alone")
     undone = explain(*words, "-v").partition("because only the runtime gpu-py can do it:\n")[2]
     assert undone.splitlines() == [
@@ -322,7 +322,7 @@ def with_acme(saving: Config, *env: str) -> tuple[str, set[str]]:
     return started(saving.state_dir, *saving.driver_roots, *env, before=KNOWN)
 
 
-def test_who_is_not_asked_is_not_imported(saving: Config) -> None:
+def test_only_names_of_unrequested_vendors_are_imported(saving: Config) -> None:
     acme = contract.load(registry.KNOWN["acme"])
     _, loaded = with_acme(saving, "NVIDIA_VISIBLE_DEVICES=0")
     assert f"{type(NVIDIA).__module__}" in loaded

@@ -119,7 +119,7 @@ def test_requests_without_a_driver(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.inject")
-def test_what_a_container_gets(case: Case, tmp_path: Path) -> None:
+def test_a_container_gets_the_nodes_of_its_amd_gpus(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     count = len(given["inventory"])
     found = machine(tmp_path, count)

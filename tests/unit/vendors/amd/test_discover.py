@@ -103,7 +103,7 @@ def test_numbers_of_partitions(
     assert {each.bus_id for each in found} == {"0000:05:00.0"}
 
 
-def test_a_partition_stands_behind_its_gpu(tmp_path: Path) -> None:
+def test_an_amd_partition_is_ordered_after_its_gpu(tmp_path: Path) -> None:
     """Also where KFD has another place for a GPU than its folder has."""
     nodes = {
         str(minor): {"drm_render_minor": minor, "location_id": location, "domain": 0}
@@ -162,7 +162,7 @@ def test_a_gpu_that_is_gone(tmp_path: Path) -> None:
     assert [each.label for each in found.devices] == ["0", "1", "2"]
 
 
-def test_others_cards_and_what_kfd_does_not_know(tmp_path: Path) -> None:
+def test_foreign_cards_and_gpus_unknown_to_kfd_are_ignored(tmp_path: Path) -> None:
     found = amd_machine.simulated(tmp_path, 3, bmc="yes", unknown="1")
     assert nodes_of(found) == [("card1", "renderD128"), ("card3", "renderD130")]
 

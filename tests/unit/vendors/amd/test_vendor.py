@@ -162,7 +162,7 @@ CHANGES = [_unplug, _repartition, _change_generation, _make_nodes, _unload, _add
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_makes_a_saved_inventory_stale(tmp_path: Path, change: Any) -> None:
+def test_amd_driver_changes_make_a_saved_inventory_stale(tmp_path: Path, change: Any) -> None:
     root = tmp_path / "amd"
     amd_machine.simulated(root, 2)
     config = _below(root)
@@ -191,7 +191,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("count", "settings", "sentence"), REFUSED)
-def test_what_is_refused(
+def test_invalid_amd_simulator_settings_are_refused(
     tmp_path: Path, count: int, settings: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(SimulateError, match=sentence):
@@ -199,7 +199,7 @@ def test_what_is_refused(
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_is_said(tmp_path: Path) -> None:
+def test_the_amd_simulator_lists_gpus_and_their_nodes(tmp_path: Path) -> None:
     made = NodesOnPaper(str(tmp_path))
     lines = simulate.simulate(made, 2, {"split": "1", "partitions": "2", "bmc": "yes"})
     assert lines == [
@@ -217,7 +217,7 @@ def test_nodes_have_numbers_of_no_driver_here(tmp_path: Path) -> None:
     assert not {str(node.major) for node in made.nodes.values()} & used
 
 
-def test_as_many_as_there_can_be(tmp_path: Path) -> None:
+def test_the_maximum_number_of_amd_gpus_is_simulated(tmp_path: Path) -> None:
     assert len(amd_machine.simulated(tmp_path / "whole", 64).devices) == 64
     every = ",".join(map(str, range(8)))
     assert len(amd_machine.simulated(tmp_path / "split", 8, split=every).devices) == 64
@@ -283,14 +283,14 @@ def test_nodes_that_are_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_nodes")
-def test_gpus_that_kfd_does_not_know(tmp_path: Path) -> None:
+def test_gpus_unknown_to_kfd_cause_a_warning(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 3, unknown="0,2")
     found = by_check(examined(tmp_path), Status.WARNING)
     assert "doesn't know the GPU at 0000:05:00.0, 0000:0b:00.0" in found["amd-devices"]
 
 
 @pytest.mark.usefixtures("_nodes")
-def test_groups_that_nobody_is_put_in(tmp_path: Path) -> None:
+def test_node_groups_not_added_to_containers_cause_a_warning(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 1)
     config = loads("[features]\nno-additional-gids-for-device-nodes = true\n")
     found = by_check(examined(tmp_path, config), Status.WARNING)

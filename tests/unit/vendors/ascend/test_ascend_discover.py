@@ -28,7 +28,7 @@ def shared(found: Inventory) -> set[str]:
     return {node.inside or node.path for node in nodes if node}
 
 
-def test_what_discover_finds(tmp_path: Path) -> None:
+def test_discovery_finds_ascend_npus_and_vnpus(tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, 3, vnpus="116,117", decoys="yes")
     assert found.version == "24.1.rc3"
     assert labels(found) == ["0", "1", "2", "116", "117"]
@@ -41,7 +41,7 @@ def test_what_discover_finds(tmp_path: Path) -> None:
     assert (node.mode, node.gid) == (0o660, 1000)
 
 
-def test_a_driver_that_shows_numbers_in_its_class_alone(tmp_path: Path) -> None:
+def test_npus_listed_only_in_the_driver_class_are_found(tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, 11, pci="no", chip="310B")
     assert labels(found) == [str(number) for number in range(11)]
     assert found.devices[10].bus_id == ""
@@ -95,7 +95,7 @@ def test_sysfs_that_lacks_something(tmp_path: Path, harm: Callable[[Machine], No
     assert found.devices[1].bus_id == "0000:02:00.0"
 
 
-def test_one_address_in_two_domains(tmp_path: Path) -> None:
+def test_one_pci_address_in_two_domains_means_two_npus(tmp_path: Path) -> None:
     """The driver's table has no domains, so it can't tell them apart."""
     made = Machine("ascend", tmp_path, 1)
     shutil.rmtree(tmp_path / CLASS)
@@ -149,7 +149,7 @@ def test_every_chip(tmp_path: Path, chip: str) -> None:
     assert made.lines == [f"NPU 0: Ascend {chip} at 0000:01:00.0"]
 
 
-def test_its_libraries_can_be_loaded(tmp_path: Path) -> None:
+def test_simulated_ascend_libraries_can_be_loaded(tmp_path: Path) -> None:
     Machine("ascend", tmp_path, 1)
     ctypes.CDLL(str(tmp_path / "usr/local/Ascend/driver/lib64/driver/libascend_hal.so"))
 

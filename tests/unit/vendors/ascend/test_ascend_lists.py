@@ -64,7 +64,7 @@ def test_the_topology_comes_with_every_list(made: Machine) -> None:
 
 
 @pytest.mark.parametrize("line", ["dcmi", "../dcmi", "/usr/../etc/shadow", "~/x"])
-def test_what_is_no_absolute_path(made: Machine, line: str) -> None:
+def test_list_lines_without_a_plain_absolute_path_are_refused(made: Machine, line: str) -> None:
     made.write(BASE, f"{line}\n/usr/local/dcmi\n")
     found = find(made)
     assert given(found) == ["/usr/local/dcmi"]
@@ -116,7 +116,7 @@ def test_sockets_are_not_given(made: Machine, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("path", ["/dev", "/dev/davinci0", "/proc/devices", "/sys", "/sys/class"])
-def test_what_is_the_kernels_is_not_given(made: Machine, path: str) -> None:
+def test_listed_paths_in_dev_proc_and_sys_are_not_given(made: Machine, path: str) -> None:
     made.write(BASE, f"{path}\n")
     assert given(find(made)) == []
 

@@ -19,7 +19,7 @@ def read(*env: str) -> Request:
     return SpecReader({"process": {"env": [*env]}}, Config()).read(names, VENDOR)
 
 
-def test_what_a_container_gets_that_says_nothing_else() -> None:
+def test_ascend_options_default_to_the_base_list() -> None:
     assert read(f"{ASK}=0").options == AscendOptions()
     assert AscendOptions().lists == ("base",)
     assert AscendOptions().facts() == [("Lists of files", "base")]
@@ -61,7 +61,7 @@ def test_options_are_read() -> None:
         ("ASCEND_VNPU_SPECS=vir04", "asks to split an NPU, which gpuhook doesn't do"),
     ],
 )
-def test_what_is_refused_to_those_who_ask_alone(entry: str, words: str) -> None:
+def test_invalid_ascend_options_are_refused_only_with_a_request(entry: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         read(f"{ASK}=0", entry)
     assert read(entry).devices is None

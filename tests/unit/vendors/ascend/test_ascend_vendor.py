@@ -44,7 +44,7 @@ def nodes(plan: Plan) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("asked", "ids"), [("all", ("vnpu-116", "vnpu-117")), ("117", ("vnpu-117",))]
 )
-def test_which_vnpus_are_meant(npus: Inventory, asked: str, ids: tuple[str, ...]) -> None:
+def test_virtual_requests_select_vnpus(npus: Inventory, asked: str, ids: tuple[str, ...]) -> None:
     assert resolved(npus, f"{ASK}={asked}", VIRTUAL).ids == ids
 
 
@@ -55,7 +55,9 @@ def test_which_vnpus_are_meant(npus: Inventory, asked: str, ids: tuple[str, ...]
         (["0", VIRTUAL], "no NPU or vNPU 'vnpu-0'"),
     ],
 )
-def test_what_is_not_there_is_refused(npus: Inventory, asked: list[str], words: str) -> None:
+def test_split_npus_and_unknown_vnpus_are_refused(
+    npus: Inventory, asked: list[str], words: str
+) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         resolved(npus, f"{ASK}={asked[0]}", *asked[1:])
     assert isinstance(caught.value, LostDeviceError) == ("split" in words)
@@ -69,7 +71,7 @@ def test_two_that_would_be_one_node(tmp_path: Path) -> None:
         resolved(found, f"{ASK}=0,vnpu-0")
 
 
-def test_what_a_container_gets(npus: Inventory) -> None:
+def test_a_container_gets_nodes_files_and_libraries_of_its_npus(npus: Inventory) -> None:
     plan = planned(npus, f"{ASK}=2,116")
     assert nodes(plan) == [
         ("/dev/davinci2", "/dev/davinci2"),
@@ -106,7 +108,7 @@ def test_an_image_whose_loader_has_no_cache(npus: Inventory) -> None:
     assert make_plan(answer.grants, musl).operations[-1].kind == "bind"
 
 
-def test_nodes_alone(npus: Inventory) -> None:
+def test_the_nodrv_option_gives_nodes_without_files(npus: Inventory) -> None:
     plan = planned(npus, f"{ASK}=0", NODES_ONLY)
     assert nodes(plan) == [("/dev/davinci0", "/dev/davinci0")]
     assert not {"bind", "ldcache"} & {op.kind for op in plan.operations}

@@ -77,7 +77,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     return make
 
 
-def test_what_is_found(made: Made) -> None:
+def test_declared_devices_are_found_with_nodes_and_groups(made: Made) -> None:
     _, found = made(numbers="0,2,10", mode="660", group="44")
     assert [device.label for device in found.devices] == ["0", "2", "10"]
     assert found.devices[1].nodes == ("/dev/maker2", "/dev/maker_dma2", "/dev/maker2c0")
@@ -86,7 +86,7 @@ def test_what_is_found(made: Made) -> None:
     assert Inventory.from_json(found.to_json()) == found
 
 
-def test_what_a_container_gets(made: Made) -> None:
+def test_a_container_gets_declared_nodes_files_and_variables(made: Made) -> None:
     config, found = made(count=3)
     plan = planned(found, "MAKER_VISIBLE_DEVICES=2,0", config=config)
     assert places(plan) == [
@@ -108,7 +108,7 @@ def test_the_same_words(made: Made, word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["3", "npu3", "0-3"])
-def test_what_exists_is_in_the_refusal(made: Made, word: str) -> None:
+def test_an_unknown_declared_device_error_lists_existing_ones(made: Made, word: str) -> None:
     config, found = made(count=2)
     with pytest.raises(UnknownDeviceError, match=r"no NPU '.*it has 0 \(npu0\), 1 \(npu1\)"):
         planned(found, f"MAKER_VISIBLE_DEVICES={word}", config=config)
@@ -168,7 +168,9 @@ def test_a_file_that_is_missing_is_left_out(made: Made) -> None:
         ("pci:ab12", "sys/bus/pci/devices/0000:01:00.0/vendor"),
     ],
 )
-def test_what_shows_that_the_driver_is_there(made: Made, proof: str, path: str) -> None:
+def test_the_declared_proof_decides_if_the_driver_is_loaded(
+    made: Made, proof: str, path: str
+) -> None:
     text = TABLE.replace("/proc/driver/maker", proof)
     _, found = made(text, count=0)
     assert found.devices == ()
@@ -220,7 +222,7 @@ def test_names_that_are_no_numbers(made: Made) -> None:
     assert [device.label for device in made(change=more)[1].devices] == ["0", "1"]
 
 
-def test_by_position(made: Made) -> None:
+def test_declared_devices_can_be_numbered_by_position(made: Made) -> None:
     config, found = made(f'{TABLE}numbers = "position"\n', numbers="128,130")
     assert [device.label for device in found.devices] == ["0", "1"]
     given = places(planned(found, "MAKER_VISIBLE_DEVICES=1", config=config))
@@ -306,7 +308,7 @@ def test_another_table_is_another_vendor(made: Made) -> None:
 # How it is known -----------------------------------------------------------------------------
 
 
-def test_it_has_the_names_of_every_vendor(made: Made) -> None:
+def test_a_declared_vendor_has_the_same_constants_as_nvidia(made: Made) -> None:
     config, _ = made()
     sets = [
         {

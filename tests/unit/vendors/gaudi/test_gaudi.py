@@ -107,7 +107,9 @@ def test_the_seats_are_set(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_habana", "habana.hook.devices", "habana.hook.priority")
-def test_who_may_ask(case: dict[str, Any], eight: AnyInventory) -> None:
+def test_gaudi_requests_depend_on_variables_and_privileges(
+    case: dict[str, Any], eight: AnyInventory
+) -> None:
     given, expected = case["input"], case["expected"]
     env = given.get("env", {DEVICES: given["value"]} if given.get("value") else {})
     accepts = given.get("accept_unprivileged", True)
@@ -135,7 +137,9 @@ def test_privileges(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.vectors("vendor_habana", "habana.k8s")
-def test_what_their_device_plugin_asks_for(case: dict[str, Any], eight: AnyInventory) -> None:
+def test_device_plugin_variables_select_the_plugins_own_devices(
+    case: dict[str, Any], eight: AnyInventory
+) -> None:
     """It gives nodes itself, too: the same ones."""
     expected = case["expected"]
     env = [f"{name}={value}" for name, value in expected["env"].items()]
@@ -193,7 +197,7 @@ def test_a_number_is_never_a_seat_that_was_not_asked_for(tmp_path: Path) -> None
             resolved(found, word)
 
 
-def test_one_that_is_not_operational(tmp_path: Path) -> None:
+def test_a_gaudi_that_is_not_operational_is_omitted_or_refused(tmp_path: Path) -> None:
     found = paper.machine("gaudi", tmp_path, 3, reset="1")
     assert labels(resolved(found, f"{DEVICES}=all")) == ["0", "2"]
     assert variables(resolved(found, f"{DEVICES}=all")) == {MODULES: "1,3"}
@@ -206,7 +210,9 @@ def test_one_that_is_not_operational(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", [f"{DEVICES}=all", f"{DEVICES}=2,0", f"{BUS_IDS}=1b:00.0"])
-def test_what_is_set_asks_for_the_same(eight: AnyInventory, word: str) -> None:
+def test_variables_set_by_the_runtime_request_the_same_devices(
+    eight: AnyInventory, word: str
+) -> None:
     """The hook reads the config.json that the runtime has changed."""
     first = resolved(eight, word)
     spec = Spec("config.json", json.dumps(spec_with(word)))
@@ -241,7 +247,7 @@ def test_no_device_sets_nothing(eight: AnyInventory) -> None:
 # The rest ------------------------------------------------------------------------------------
 
 
-def test_what_is_listed(tmp_path: Path) -> None:
+def test_the_gaudi_table_lists_bus_ids_and_states(tmp_path: Path) -> None:
     found = paper.machine("gaudi", tmp_path, 3, reset="2")
     assert found.table()[1][1:] == [
         ("1", "2", "Gaudi2", "0000:1a:00.0", "-"),
@@ -352,7 +358,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "x", "123456", "٣"])
-def test_what_is_no_seat(text: str) -> None:
+def test_invalid_gaudi_module_ids_are_ignored(text: str) -> None:
     assert discover.seat(text) == ""
 
 

@@ -28,7 +28,7 @@ def gpus(tmp_path: Path) -> Inventory:
 # What is found -------------------------------------------------------------------------------
 
 
-def test_what_discover_finds(gpus: Inventory) -> None:
+def test_discovery_finds_intel_gpus_and_virtual_functions(gpus: Inventory) -> None:
     assert gpus.version == "i915"
     assert [device.label for device in gpus.devices] == ["0", "1", "2", "2.0", "2.1"]
     first, *_, part = gpus.devices
@@ -40,7 +40,7 @@ def test_what_discover_finds(gpus: Inventory) -> None:
     assert gpus.missing() == []
 
 
-def test_both_drivers(tmp_path: Path) -> None:
+def test_gpus_of_i915_and_xe_are_found_together(tmp_path: Path) -> None:
     made = Machine("intel_gpu", tmp_path, 2)
     (tmp_path / DRIVERS / "xe").mkdir()
     (tmp_path / DRIVERS / "i915/0000:03:00.0").rename(tmp_path / DRIVERS / "xe/0000:03:00.0")
@@ -100,7 +100,7 @@ def test_sysfs_that_lacks_something(tmp_path: Path, harm: Callable[[Machine], No
 # What containers get -------------------------------------------------------------------------
 
 
-def test_what_a_container_gets(gpus: Inventory) -> None:
+def test_a_container_gets_nodes_links_and_groups_of_its_intel_gpu(gpus: Inventory) -> None:
     plan = planned(gpus, f"{ASK}=1")
     assert [op["destination"] for op in of_kind(plan, "device")] == [
         "/dev/dri/card2",
@@ -132,7 +132,7 @@ def test_a_cdi_document(gpus: Inventory) -> None:
 # NPUs ----------------------------------------------------------------------------------------
 
 
-def test_what_is_found_of_npus(tmp_path: Path) -> None:
+def test_only_intel_npus_are_found_and_named_in_the_cdi_spec(tmp_path: Path) -> None:
     """Another maker's accel0 is none of them."""
     found = machine("intel_npu", tmp_path, 2, first=1, decoy="yes")
     first = found.devices[0]

@@ -55,7 +55,7 @@ def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.kubernetes")
-def test_what_a_device_plugin_gives_is_not_ours(case: dict[str, Any]) -> None:
+def test_neuron_device_plugin_variables_are_not_a_request(case: dict[str, Any]) -> None:
     env = [f"{name}={value}" for name, value in case["expected"]["env"].items()]
     assert resolve(spec_with(*env), Config(), inventories={}) is None
 
@@ -86,7 +86,9 @@ def test_neighbours_in_any_order(trn1: AnyInventory, words: str) -> None:
     assert resolved(trn1, f"{ASK}={words}").ids
 
 
-def test_what_to_ask_for_instead(trn1: AnyInventory, tmp_path: Path) -> None:
+def test_a_refused_neuron_request_suggests_a_contiguous_range(
+    trn1: AnyInventory, tmp_path: Path
+) -> None:
     with pytest.raises(RequestError) as caught:
         resolved(trn1, f"{ASK}=0,9,3")
     assert "The Neuron devices 0, 3, 9 are" in caught.value.cause
@@ -154,7 +156,7 @@ def test_core_lists_and_what_is_none(text: str, expected: tuple[int, ...]) -> No
         ("none", "0", ""),
     ],
 )
-def test_cores_of_other_devices_are_said(
+def test_visible_cores_of_other_devices_cause_a_warning(
     trn1: AnyInventory, devices: str, asked: str, said: str
 ) -> None:
     warnings = resolved(trn1, f"{ASK}={devices}", f"{RT}={asked}").warnings()
@@ -178,7 +180,7 @@ def test_the_applications_variable_is_never_ours(trn1: AnyInventory) -> None:
     assert answer.groups == {}
 
 
-def test_unknown_cores_say_nothing(tmp_path: Path) -> None:
+def test_unknown_core_counts_cause_no_warning(tmp_path: Path) -> None:
     found = paper.machine("neuron", tmp_path, cores="0")
     assert resolved(found, f"{ASK}=1", f"{RT}=99").warnings() == []
 
@@ -191,7 +193,7 @@ def test_ranges() -> None:
 # The rest ------------------------------------------------------------------------------------
 
 
-def test_what_is_listed(trn1: AnyInventory) -> None:
+def test_the_neuron_table_lists_cores_and_serials(trn1: AnyInventory) -> None:
     header, rows = trn1.table()
     assert header == ("INDEX", "NAME", "CORES", "SERIAL", "STATE")
     assert rows[10] == ("10", "Trainium1", 2, "00a1b2c3d4e5000a", "-")
@@ -316,7 +318,7 @@ def test_names_that_are_no_device(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "00000000000000000", "0000000000000000", "unknown", "12"])
-def test_what_is_no_serial(text: str) -> None:
+def test_invalid_neuron_serials_are_ignored(text: str) -> None:
     assert discover.serial(text) == ""
 
 

@@ -79,7 +79,7 @@ CASES = pytest.mark.parametrize(
 @CASES
 @pytest.mark.parametrize("selector", ["0", "1", "0-1", "0:0", "all"])
 @pytest.mark.parametrize("more", [(), ("compute", "utility"), CAPABILITIES])
-def test_what_cannot_work_is_refused_with_the_remedy(
+def test_a_capability_that_cannot_work_is_refused_with_a_remedy(
     name: str, capability: str, cause: str, remedy: str, selector: str, more: tuple[str, ...]
 ) -> None:
     with pytest.raises(DriverError) as caught:
@@ -93,7 +93,7 @@ def test_what_cannot_work_is_refused_with_the_remedy(
 
 
 @CASES
-def test_it_is_not_refused_where_it_is_not_asked_for(
+def test_missing_files_of_unrequested_capabilities_are_not_refused(
     name: str, capability: str, cause: str, remedy: str
 ) -> None:
     assert cause
@@ -116,7 +116,7 @@ def test_the_node_is_named_as_it_is_on_the_host() -> None:
         check(without("/dev/nvidia-uvm", root="/run/nvidia/driver"), DEFAULT_CAPABILITIES, "0")
 
 
-def test_a_whole_driver_is_neither_refused_nor_warned_of() -> None:
+def test_a_complete_driver_causes_no_error_or_warning() -> None:
     for selector in ("0", "all"):
         check(without(), CAPABILITIES, selector)
     assert warnings(without(), CAPABILITIES) == []
@@ -138,7 +138,9 @@ def test_a_whole_driver_is_neither_refused_nor_warned_of() -> None:
         ("libnvidia-ngx", "ngx", "ngx lacks libnvidia-ngx"),
     ],
 )
-def test_what_is_there_in_part_is_a_warning(name: str, capabilities: str, text: str) -> None:
+def test_partly_missing_capabilities_cause_a_warning(
+    name: str, capabilities: str, text: str
+) -> None:
     asked = capabilities.split(",")
     check(without(name), asked, "0")
     assert warnings(without(name), asked) == [text]
@@ -225,13 +227,13 @@ def managed(*selectors: str, **options: str) -> None:
     check_mig_management(granted(asked(*selectors, **options), MIGS))
 
 
-def test_it_is_for_all_devices() -> None:
+def test_mig_management_of_whole_gpus_is_allowed() -> None:
     managed("all", mig_config="all", mig_monitor="all")
     managed("0", mig_config="all")
 
 
 @pytest.mark.parametrize("field", ["mig_config", "mig_monitor"])
-def test_of_a_part(field: str) -> None:
+def test_mig_management_of_single_mig_devices_is_refused(field: str) -> None:
     with pytest.raises(RequestError, match="managed as a whole"):
         managed("all", **{field: "mig0,mig1"})
     with pytest.raises(RequestError, match="single MIG devices"):

@@ -47,7 +47,7 @@ def test_without_a_cache_usual_folders_are_searched_after_configured_ones(root: 
     assert targets(root.find())[f"libcuda.so.{VERSION}"] == f"/{LIBS}/libcuda.so.{VERSION}"
 
 
-def test_another_versions_libraries_are_left_alone(root: Root) -> None:
+def test_libraries_of_another_driver_version_are_ignored(root: Root) -> None:
     root.add("libcuda.so", "libcuda.so.1", version="470.1.1")
     root.make_cache()
     assert root.find() == ()
@@ -90,7 +90,7 @@ def test_32_bit_libraries_are_kept_apart(root: Root) -> None:
     }
 
 
-def test_no_driver_is_said_with_the_root(root: Root) -> None:
+def test_a_missing_driver_error_names_the_root_and_settings(root: Root) -> None:
     with pytest.raises(DriverError, match=str(root.path)) as caught:
         root.nvml()
     assert "[nvidia-container-cli] root" in caught.value.remedy
@@ -137,7 +137,7 @@ def test_a_driver_may_be_a_folder_of_its_own(root: Root, folder: str) -> None:
     assert set(targets(root.find())) == {f"libnvidia-ml.so.{VERSION}", "/usr/bin/nvidia-smi"}
 
 
-def test_a_driver_may_be_in_a_folder_that_the_loader_does_not_know(root: Root) -> None:
+def test_a_driver_outside_the_loaders_folders_is_found(root: Root) -> None:
     root.add("libnvidia-ml.so", "libnvidia-ml.so.1", "usr/local/nvidia/lib64")
     root.make_cache()
     assert root.nvml() == f"/usr/local/nvidia/lib64/libnvidia-ml.so.{VERSION}"
@@ -238,7 +238,7 @@ UNVERSIONED = [
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(("file", "capability"), UNVERSIONED)
-def test_a_library_may_have_its_soname_alone(
+def test_a_library_named_only_by_its_soname_is_found(
     root: Root, file: str, capability: str, cached: bool
 ) -> None:
     root.add_file(f"{LIBS}/{file}")
@@ -257,7 +257,7 @@ def test_a_link_with_the_version_may_lead_to_it(root: Root) -> None:
     assert (found.target, found.soname) == ("libGLX_nvidia.so.0", "libGLX_nvidia.so.0")
 
 
-def test_one_with_the_version_comes_first(root: Root) -> None:
+def test_a_versioned_library_is_preferred_over_its_soname(root: Root) -> None:
     root.add_file("opt/old/libcuda.so.1")
     root.add("libcuda.so", "libcuda.so.1")
     assert targets(root.find("/opt/old")) == {
@@ -298,12 +298,14 @@ CONTRADICTIONS = {
     instead="return True",
 )
 @pytest.mark.parametrize("make", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_it_is_not_where_something_contradicts(root: Root, make: Callable[[Root], object]) -> None:
+def test_unversioned_libraries_of_contradictory_origin_are_ignored(
+    root: Root, make: Callable[[Root], object]
+) -> None:
     make(root)
     assert root.find() == ()
 
 
-def test_what_it_needs_may_have_this_version_or_none(root: Root) -> None:
+def test_an_unversioned_library_that_needs_this_driver_is_found(root: Root) -> None:
     needed = (f"libnvidia-tls.so.{VERSION}", f"libnvidia-glcore.so.{VERSION}", "libX11.so.6")
     root.put(f"{LIBS}/libGLX_nvidia.so.0", root.library("libGLX_nvidia.so.0", needed))
     assert list(targets(root.find())) == ["libGLX_nvidia.so.0"]
@@ -338,13 +340,13 @@ SHARED = ["libEGL", "libGL", "libGLX", "libGLESv2", "libGLdispatch", "libOpenCL"
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_the_names_of_other_makers_libraries_are_left_to_them(root: Root, name: str) -> None:
+def test_libraries_shared_with_other_vendors_are_ignored(root: Root, name: str) -> None:
     root.add(f"{name}.so", f"{name}.so.1")
     root.make_cache()
     assert root.find() == ()
 
 
-def test_what_is_no_library_of_this_machine_is_passed_over(root: Root) -> None:
+def test_files_that_are_not_native_libraries_are_ignored(root: Root) -> None:
     root.put(f"{LIBS}/libnvidia-new.so.{VERSION}", b"not ELF")
     root.put(f"{LIBS}/libnvidia-list.so.txt.{VERSION}", root.library("libnvidia-list.so.1"))
     root.put(f"{LIBS}/nvidia_drv.so.{VERSION}", root.library("nvidia_drv.so"))

@@ -48,7 +48,7 @@ def test_only_what_the_configuration_allows() -> None:
         content_of(config, machine(), ["graphics"])
 
 
-def test_what_has_a_place_of_its_own_is_not_there() -> None:
+def test_the_driver_folder_has_no_firmware_ipc_or_config_files() -> None:
     inventory = machine()
     places = {file.path for file in inventory.files if file.kind in ("firmware", "ipc", "config")}
     assert places

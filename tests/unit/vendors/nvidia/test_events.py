@@ -37,13 +37,15 @@ def inventory(*gpus: Gpu, lost: tuple[int, ...] = (), platform: str = "") -> Inv
         ({"gpu": ""}, []),
     ],
 )
-def test_what_an_event_is_about(event: dict[str, Any], labels: list[str]) -> None:
+def test_events_are_assigned_to_the_affected_device(
+    event: dict[str, Any], labels: list[str]
+) -> None:
     here = inventory(gpu(0, 0), gpu(1, 1, MIGS))
     found = events.concerned(here, {"xid": 79, "gpu": gpu(1, 1).uuid, **event})
     assert [device.label for device in found] == labels
 
 
-def test_where_there_is_something_to_listen_to() -> None:
+def test_events_need_a_gpu_and_are_unavailable_on_wsl() -> None:
     assert events.can_listen(inventory(gpu(0, 0)))
     assert not events.can_listen(inventory())
     assert not events.can_listen(inventory(gpu(0, 0), platform="wsl"))
@@ -222,7 +224,7 @@ def heard(nvml: Nvml) -> dict[str, Any]:
         (Nvml(-1, 0), {}, "NoSchedule"),
     ],
 )
-def test_what_helps_a_gpu_decides_what_its_taint_does(
+def test_the_recovery_action_decides_the_taint_effect(
     nvml: Nvml, more: dict[str, int], effect: str
 ) -> None:
     event = heard(nvml)

@@ -81,7 +81,7 @@ def test_nixos(root: Root) -> None:
     assert text == '{"ICD":{"library_path":"libGLX_nvidia.so.0"}}\n'
 
 
-def test_of_several_branches_the_running_drivers_comes_first(root: Root) -> None:
+def test_programs_of_the_running_drivers_branch_are_preferred(root: Root) -> None:
     for branch in ("r470", "535", "580"):
         root.put(f"usr/libexec/nvidia/{branch}/tesla/bin/nvidia-smi", ELF)
     for version, branch in {"580.65.06": "580", "535.261.03": "535", "595.45": "535"}.items():
@@ -137,7 +137,7 @@ def test_a_configured_folder_that_is_not_there_is_no_error(root: Root) -> None:
 )
 @pytest.mark.parametrize("setting", ["binary-search-paths", "data-search-paths"])
 @pytest.mark.parametrize("above", [True, False])
-def test_nothing_of_a_folder_that_everybody_may_write_to(
+def test_configured_folders_writable_by_others_are_refused(
     root: Root, setting: str, above: bool
 ) -> None:
     setattr(root.config, setting.replace("-", "_"), ("/srv/driver/files",))
@@ -166,7 +166,7 @@ def test_nothing_of_a_folder_that_everybody_may_write_to(
     instead="found.setdefault(self._root.real_path(folder), folder)",
 )
 @pytest.mark.parametrize("folder", ["opt/bin", "usr/libexec/nvidia/bin", "run/opengl-driver/bin"])
-def test_a_usual_folder_that_everybody_may_write_to_is_passed_over(root: Root, folder: str) -> None:
+def test_default_folders_writable_by_others_are_skipped(root: Root, folder: str) -> None:
     root.put(f"{folder}/nvidia-smi", ELF)
     (root.path / folder).chmod(0o777)
     assert (root.find(), root.refused()) == ((), [])
@@ -224,7 +224,7 @@ def test_a_root_of_its_own_has_more_places() -> None:
     assert {"/share", ""} < set(locations.data_folders(other))
 
 
-def test_what_has_to_come_first_is_noted_once(tmp_path: Path) -> None:
+def test_missing_path_components_are_listed_once(tmp_path: Path) -> None:
     for folder in ("usr/bin", "opt", "etc"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "bin").symlink_to("usr/bin")

@@ -54,7 +54,7 @@ def library_of(file: DriverFile) -> str:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_names_a_library_of_the_driver_is_its_manifest(driver: Root, place: str) -> None:
+def test_a_manifest_naming_a_driver_library_is_found(driver: Root, place: str) -> None:
     driver.put(f"usr/share/{place}", icd(GLX))
     [file] = found(driver).values()
     assert (file.target, file.path) == (PLACES[place], f"/usr/share/{place}")
@@ -83,7 +83,7 @@ def test_what_names_a_library_of_the_driver_is_its_manifest(driver: Root, place:
         '{"a":' * 20 + icd(GLX) + "}" * 20,
     ],
 )
-def test_what_names_none_is_another_makers(driver: Root, place: str, text: str) -> None:
+def test_foreign_and_invalid_manifests_are_ignored(driver: Root, place: str, text: str) -> None:
     driver.put(f"usr/share/{place}", text)
     driver.put("usr/share/vulkan/icd.d/latin1.json", icd(GLX).encode() + b"\xe4")
     driver.put("usr/share/vulkan/icd.d/long.json", icd(GLX) + " " * (1 << 16))
@@ -93,7 +93,7 @@ def test_what_names_none_is_another_makers(driver: Root, place: str, text: str) 
 
 
 @pytest.mark.parametrize("text", ["", "{}", icd("libGLX_nvidia.so.1"), "not JSON"])
-def test_one_with_nvidias_name_is_given_as_it_is(driver: Root, text: str) -> None:
+def test_a_manifest_with_nvidias_file_name_is_given_unchanged(driver: Root, text: str) -> None:
     driver.put("usr/share/glvnd/egl_vendor.d/10_nvidia.json", text)
     [file] = found(driver).values()
     assert (file.target, file.content) == ("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "")
@@ -122,7 +122,7 @@ def test_a_path_becomes_a_name_that_the_loader_finds(driver: Root, path: str) ->
     assert after == before
 
 
-def test_its_path_is_known_to_who_cannot_write_it(driver: Root) -> None:
+def test_library_paths_in_manifests_become_aliases(driver: Root) -> None:
     library = f"/usr/lib64/libGLX_nvidia.so.{driver.version}"
     driver.put("usr/share/vulkan/icd.d/a.json", icd("/usr/lib64/libGLX_nvidia.so.0"))
     assert aliases(driver) == {("/usr/lib64/libGLX_nvidia.so.0", library)}
@@ -190,7 +190,7 @@ def test_the_first_folder_that_has_a_name_counts(driver: Root) -> None:
 
 @pytest.mark.parametrize("folder", ["usr/lib", own.FOLDER32, "run/opengl-driver-32/lib"])
 @pytest.mark.parametrize("name", ["nvidia_icd.i686.json", "nvidia_icd.json"])
-def test_one_that_names_a_32_bit_library_is_for_such_programs(
+def test_a_manifest_with_a_32_bit_library_serves_32_bit_programs(
     driver: Root, folder: str, name: str
 ) -> None:
     library = f"/{folder.strip('/')}/libGLX_nvidia.so.{driver.version}"
@@ -212,7 +212,7 @@ def test_a_bare_name_is_for_32_bit_programs_where_the_files_name_says_so(
 
 
 @pytest.mark.parametrize("word", ["x86_64", "aarch64", "64", "amd64"])
-def test_it_is_for_others_where_it_does_not(driver: Root, word: str) -> None:
+def test_a_manifest_named_for_64_bit_serves_64_bit_programs(driver: Root, word: str) -> None:
     driver.put(f"usr/share/vulkan/icd.d/nvidia_icd.{word}.json", icd(GLX))
     assert list(found(driver)) == [f"/etc/vulkan/icd.d/nvidia_icd.{word}.json"]
 

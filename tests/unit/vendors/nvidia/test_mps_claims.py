@@ -65,6 +65,8 @@ def test_containers_from_before_a_change_have_all_places(
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"7", b"x-y GPU-a", b"\0" * 64])
-def test_a_damaged_claim_is_nobodys(claims: Path, client: Client, damaged: bytes) -> None:
+def test_an_mps_place_with_a_damaged_claim_is_free(
+    claims: Path, client: Client, damaged: bytes
+) -> None:
     (claims / "c00").write_bytes(damaged)
     assert client.claim() == 0

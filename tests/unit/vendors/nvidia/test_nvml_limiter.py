@@ -132,7 +132,7 @@ def test_a_library_that_hangs_has_a_limit(make: Make, where: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
-def test_what_takes_time_is_done_beforehand(make: Make, tmp_path: Path) -> None:
+def test_nvml_is_initialized_before_the_limit_is_set(make: Make, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     os.mkfifo(begun)
     nvml = make(init=f'fclose(fopen("{begun}", "r"))')

@@ -56,7 +56,7 @@ def standing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standin
 
 
 @ROOT
-def test_it_sets_limits_again_and_again(standing: Standing) -> None:
+def test_an_nvml_session_sets_limits_repeatedly(standing: Standing) -> None:
     assert nvml_limiter.kept is not None
     assert all(nvml_limiter.kept(standing.key, FOLDER, standing.wanted) for _ in range(3))
     assert not nvml_limiter.kept(standing.key, "/sys/fs/cgroup/another", standing.wanted)
@@ -68,7 +68,7 @@ def test_it_sets_limits_again_and_again(standing: Standing) -> None:
     "ready-driver", "NVML that is kept ready limits the GPUs of its own driver alone"
 )
 @ROOT
-def test_it_is_of_one_driver(standing: Standing) -> None:
+def test_an_nvml_session_serves_only_its_own_driver(standing: Standing) -> None:
     root, library = standing.key
     for key in (("/run/nvidia/driver", library), (root, f"{library}.1")):
         assert not standing.ready.ask(key, FOLDER, standing.wanted)
@@ -92,7 +92,7 @@ def test_anything_but_a_yes_is_a_no(standing: Standing) -> None:
 
 @ROOT
 @pytest.mark.parametrize("standing", [{"set_": "sleep(3600)"}], indirect=True)
-def test_one_that_hangs_is_not_waited_for(standing: Standing) -> None:
+def test_a_hanging_nvml_session_is_ended_and_not_waited_for(standing: Standing) -> None:
     begun = time.monotonic()
     assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
     standing.hear()  # the kernel ends it
@@ -106,7 +106,7 @@ def test_one_that_hangs_is_not_waited_for(standing: Standing) -> None:
     instead="return True",
 )
 @ROOT
-def test_nobody_asks_what_has_ended(standing: Standing) -> None:
+def test_a_killed_nvml_session_sets_no_limits_and_is_closed(standing: Standing) -> None:
     os.kill(standing.ready._pid, nvml_limiter.SIGKILL)
     assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
     standing.hear()
@@ -115,9 +115,7 @@ def test_nobody_asks_what_has_ended(standing: Standing) -> None:
 
 
 @ROOT
-def test_it_ends_when_there_were_no_limits_for_long(
-    standing: Standing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_nvml_session_is_ended(standing: Standing, monkeypatch: pytest.MonkeyPatch) -> None:
     standing.ready.end_in_time()
     assert nvml_limiter.kept is not None
     later = time.monotonic() + nvml_session._KEPT + 1

@@ -39,7 +39,7 @@ def paths(platform: str, *selectors: str, image: Image | None = None, **options:
 
 
 @pytest.mark.vectors("modifier", "modifier.csv")
-def test_as_nvidias_lists_are_injected(case: dict[str, Any]) -> None:
+def test_files_of_nvidias_tegra_lists_are_injected(case: dict[str, Any]) -> None:
     """All but permissions, which are rw here."""
     expected = case["expected"]
     env = [f"{name}={value}" for name, value in case["input"]["env"].items()]
@@ -66,7 +66,7 @@ def test_none_gets_files_and_no_node() -> None:
     assert any("libcuda.so.1.1" in each for each in paths("tegra"))
 
 
-def test_what_other_lists_name_comes_on_request() -> None:
+def test_files_of_other_tegra_lists_are_given_only_on_request() -> None:
     ordinary, every = paths("tegra", "all"), paths("tegra", "all", features=("csv-mounts",))
     assert not [each for each in ordinary if "/opt/more" in each or "/dev/other" in each]
     assert any("/opt/more" in each for each in every)
@@ -84,7 +84,7 @@ def test_links_in_the_folder_that_the_loader_searches() -> None:
     ("options", "kind"),
     [({"mig_config": "all"}, RequestError), ({"imex_channels": (0,)}, UnknownDeviceError)],
 )
-def test_what_there_is_on_no_platform(
+def test_mig_management_and_imex_are_refused_on_wsl_and_tegra(
     platform: str, options: dict[str, Any], kind: type[RequestError]
 ) -> None:
     grant = granted(asked("all", **options), machine(platform))
@@ -98,7 +98,7 @@ def test_other_names_are_refused(word: str) -> None:
         granted(asked(word), machine("tegra"))
 
 
-def test_one_of_several_on_wsl_is_all_of_them() -> None:
+def test_one_gpu_of_several_on_wsl_causes_a_warning() -> None:
     several = machine("wsl", 2)
     assert "one node for all" in VENDOR.warnings(granted(asked("0"), several))[0]
     assert VENDOR.warnings(granted(asked("all"), several)) == []

@@ -64,7 +64,7 @@ def test_a_lost_gpu_keeps_its_place(keep: list[str]) -> None:
     assert VENDOR.within_reach(inventory).lost == (1,)
 
 
-def test_a_node_that_is_for_others_says_nothing(
+def test_gpus_denied_only_by_file_permissions_are_still_counted(
     keep: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep.append("/dev/nvidia2")

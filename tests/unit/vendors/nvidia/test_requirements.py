@@ -130,7 +130,7 @@ def test_holds(text: str, result: bool) -> None:
 
 @pytest.mark.parametrize("name", ["cuda", "driver", "arch", "brand"])
 @pytest.mark.parametrize("unknown", ["", "N/A", "unreadable.x"])
-def test_what_is_not_known_holds(name: str, unknown: str) -> None:
+def test_requirements_on_unknown_values_hold(name: str, unknown: str) -> None:
     if name == "brand" and unknown:
         assert not holds("brand=grid", brand=unknown)
     else:

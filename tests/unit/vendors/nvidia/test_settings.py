@@ -34,7 +34,7 @@ def test_a_time_slice_is_read(number: int) -> None:
         "\x00\xff| | |",
     ],
 )
-def test_what_is_no_time_slice(text: str) -> None:
+def test_an_unreadable_time_slice_table_gives_no_value(text: str) -> None:
     assert settings.parse(text) is None
 
 

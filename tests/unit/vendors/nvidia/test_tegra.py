@@ -85,7 +85,7 @@ def write(root: Path, path: str, text: str = "") -> Path:
     return file
 
 
-def test_which_files_are_lists(tmp_path: Path) -> None:
+def test_only_csv_files_directly_in_the_tegra_list_folder_are_read(tmp_path: Path) -> None:
     for name in ("l4t.csv", "B.CSV", ".csv", "l4t.csv.bak", "text"):
         write(tmp_path, f"{LISTS}/{name}", "lib, /x")
     write(tmp_path, f"{LISTS}/below/more.csv", "lib, /x")
@@ -123,7 +123,7 @@ def test_a_path_may_be_a_pattern(tmp_path: Path, pattern: str, paths: list[str])
     assert [each.number for each in found] == [*(1 for _ in paths), 2]
 
 
-def test_of_a_folder_in_dev_its_links_come(tmp_path: Path) -> None:
+def test_a_listed_folder_in_dev_gives_only_its_links(tmp_path: Path) -> None:
     (tmp_path / "dev/dri/by-path").mkdir(parents=True)
     (tmp_path / "dev/dri/by-path/platform-card").symlink_to("../card0")
     write(tmp_path, "dev/dri/by-path/file")
@@ -167,7 +167,9 @@ def test_a_list_that_never_ends(tmp_path: Path) -> None:
         ("etc/other", "", False),
     ],
 )
-def test_what_tells_tegra(tmp_path: Path, path: str, text: str, here: bool) -> None:
+def test_tegra_is_detected_by_release_file_or_soc_family(
+    tmp_path: Path, path: str, text: str, here: bool
+) -> None:
     write(tmp_path, path, text)
     with Rootfs(str(tmp_path)) as root:
         assert tegra.is_here(root) == here

@@ -98,7 +98,7 @@ def test_a_gpu_without_memory_of_its_own() -> None:
     assert not any(name.startswith("memory") for name in found)
 
 
-def test_a_gpu_whose_mig_devices_are_left_alone() -> None:
+def test_a_gpu_split_into_mig_devices_reports_no_processes_itself() -> None:
     """Its list has their processes, which aren't its own."""
     memory = SimpleNamespace(total=80, used=8)
     known = {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetProcessUtilization": []}

@@ -173,7 +173,9 @@ def _answer(gpus: int, lost: tuple[int, ...] = ()) -> nvml.Answer:
         (_answer(1, (1,)), 0.1, {"nvml": "ok", "nvml-lost": "failure"}),
     ],
 )
-def test_what_nvml_answers(answer: nvml.Answer, seconds: float, expected: dict[str, str]) -> None:
+def test_slow_or_incomplete_nvml_answers_are_reported(
+    answer: nvml.Answer, seconds: float, expected: dict[str, str]
+) -> None:
     found = said(driver._nvml_findings(answer, seconds, 2))
     assert {check: status for check, (status, _) in found.items()} == expected
 

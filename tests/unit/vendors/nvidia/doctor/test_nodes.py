@@ -46,7 +46,7 @@ def test_uvm_without_its_module(tree: Tree) -> None:
     assert "kernel module nvidia-uvm isn't loaded" in message
 
 
-def test_nothing_is_said_of_nodes_without_a_module(tree: Tree) -> None:
+def test_device_nodes_are_not_checked_without_a_driver_module(tree: Tree) -> None:
     assert said(nodes.device_nodes(tree.case)) == {}
     assert said(nodes.dev_char_links(tree.case)) == {}
 

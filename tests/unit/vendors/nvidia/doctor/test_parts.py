@@ -28,7 +28,7 @@ def graphics(tree: Tree) -> None:
         tree.write(f"{LIBRARIES}/{name}.{VERSION}", tree._library(f"{name}.0"))
 
 
-def test_what_of_the_driver_is_installed(tree: Tree) -> None:
+def test_missing_driver_files_are_reported_with_a_remedy(tree: Tree) -> None:
     tree.driver()
     assert said(parts.driver_complete(tree.case))["driver-files"][0] == "ok"
     (tree.root / LIBRARIES / f"libnvidia-ptxjitcompiler.so.{VERSION}").unlink()
@@ -105,7 +105,7 @@ def test_folders_of_others_are_not_proposed(tree: Tree, monkeypatch: pytest.Monk
     assert found(tree).remedy.startswith("Install the rest")
 
 
-def test_a_configured_folder_of_others_is_said(tree: Tree) -> None:
+def test_a_configured_folder_writable_by_others_causes_a_warning(tree: Tree) -> None:
     tree.driver()
     tree.write("/srv/share/vulkan/icd.d/nvidia_icd.json", "{}")
     (tree.root / "srv/share").chmod(0o777)

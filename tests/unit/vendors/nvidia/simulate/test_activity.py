@@ -151,7 +151,7 @@ def test_processes_end_with_their_mig_device(
     assert program.ask("n.nvmlDeviceGetMemoryInfo(gpu(2), n.nvmlMemory_v2).used") == 0
 
 
-def test_lists_are_handed_out_as_nvml_does(root: Path, program: Program) -> None:
+def test_process_lists_need_a_large_enough_buffer_as_in_nvml(root: Path, program: Program) -> None:
     for pid in range(1, 4):
         run_process(str(root), Process(device="0", pid=pid, memory=pid))
     program.ask("count, call = ctypes.c_uint(0), n.nvmlLib.nvmlDeviceGetComputeRunningProcesses")

@@ -132,7 +132,7 @@ def test_lines_about_mig_that_make_no_sense(root: Path, program: Program, line: 
     assert program.ask("n.nvmlDeviceGetMigMode(gpu(0))[0]") == 0
 
 
-def test_never_more_devices_than_there_is_room_for(root: Path, program: Program) -> None:
+def test_mig_devices_never_exceed_the_profiles_maximum(root: Path, program: Program) -> None:
     """A program provides space for as many instances as a profile says there can be."""
     line = "1 MIG-12345678-1234-1234-{4}-12345678900{0} {1} {2} 0 201 202 {3}"
     lines = [line.format(n, "7g.141gb", n, 0, 1111) for n in range(8)]
@@ -147,14 +147,14 @@ def test_never_more_devices_than_there_is_room_for(root: Path, program: Program)
 
 
 @pytest.mark.parametrize("fields", [{"lost": frozenset({3})}, {"found": frozenset({9})}])
-def test_there_is_no_such_gpu(root: Path, fields: dict[str, Any]) -> None:
+def test_changes_of_unknown_gpus_are_refused(root: Path, fields: dict[str, Any]) -> None:
     with pytest.raises(SimulateError, match="There is no GPU"):
         change(str(root), **fields)
     assert state.load(str(root)).options.lost == frozenset()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"options": {"failure": 3}}'])
-def test_what_was_built_is_not_known(root: Path, content: str) -> None:
+def test_a_damaged_build_record_means_no_simulated_machine(root: Path, content: str) -> None:
     (root / "simulate/built.json").write_text(content)
     with pytest.raises(SimulateError, match="has no simulated NVIDIA machine"):
         change(str(root))
@@ -165,7 +165,9 @@ def test_what_was_built_is_not_known(root: Path, content: str) -> None:
     st.lists(st.sampled_from(["1g.18gb", "2g.35gb", "3g.71gb", "1g.18gb+me"]), max_size=4),
     st.frozensets(st.sampled_from([0, 1, 2])),
 )
-def test_what_is_saved_is_loaded(root: Path, names: list[str], lost: frozenset[int]) -> None:
+def test_a_saved_simulator_state_is_loaded_unchanged(
+    root: Path, names: list[str], lost: frozenset[int]
+) -> None:
     old = state.load(str(root))
     new = replace(old, options=replace(old.options, mig={0: tuple(names), 2: ()}, lost=lost))
     try:
@@ -184,7 +186,7 @@ def made(make_root: MakeRoot) -> tuple[Path, SimulatedMachine]:
     return make_root(gpus=3, mig={2: ("3g.71gb", "1g.18gb")}, lost=frozenset({1}))
 
 
-def test_what_commands_write_is_fine(made: tuple[Path, SimulatedMachine]) -> None:
+def test_lines_written_by_commands_are_not_skipped(made: tuple[Path, SimulatedMachine]) -> None:
     root, machine = made
     mig = machine.gpus[2].migs[0].uuid
     report_xid(str(root), 79, "0")
@@ -220,7 +222,9 @@ def test_skipped_lines_are_named(made: tuple[Path, SimulatedMachine], name: str,
     assert line in said
 
 
-def test_not_all_are_named(made: tuple[Path, SimulatedMachine]) -> None:
+def test_reported_skipped_lines_are_limited_and_escaped(
+    made: tuple[Path, SimulatedMachine],
+) -> None:
     root, machine = made
     (root / "simulate/events").write_text("\x1b[31m\n" * 5000)
     said = skipped_lines(str(root), machine)

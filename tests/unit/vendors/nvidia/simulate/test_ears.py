@@ -94,7 +94,9 @@ def test_no_error_of_others_is_missed_while_a_gpu_gets_lost(made: Made, program:
     assert watched == [3, 2]
 
 
-def test_nor_by_who_waits_for_them(made: Made, program: Program) -> None:
+def test_no_error_is_missed_by_a_waiting_listener_while_a_gpu_is_lost(
+    made: Made, program: Program
+) -> None:
     root, uuids = made
     program.ask(MEANWHILE.format(root=root))
     program.ask("beats = 600")
@@ -128,7 +130,7 @@ def test_a_driver_without_events_says_so_and_no_more(made: Made, program: Progra
 
 
 @pytest.mark.usefixtures("without_events")
-def test_who_listens_to_nothing_keeps_no_driver_open(made: Made, program: Program) -> None:
+def test_a_listener_without_supported_events_shuts_nvml_down(made: Made, program: Program) -> None:
     program.ask(f"listen({made[1]!r})")
     first, *rest = program.ask("said")
     assert first["unwatched"] == dict.fromkeys(made[1], "Not Supported")

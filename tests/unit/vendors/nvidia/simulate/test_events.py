@@ -188,7 +188,7 @@ def test_the_first_version_ends_before_the_instances(root: Path, program: Progra
     assert program.ask("buffer.raw[24:].hex()") == "aa" * 8
 
 
-def test_a_gpu_without_memory_correction_has_xids_alone(make_root: MakeRoot) -> None:
+def test_a_gpu_without_ecc_supports_only_xid_events(make_root: MakeRoot) -> None:
     with Program(make_root(models=("RTX4090",))[0]) as program:
         assert program.ask("n.nvmlDeviceGetSupportedEventTypes(gpu(0))") == XID
 

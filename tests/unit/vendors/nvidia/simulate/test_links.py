@@ -103,7 +103,7 @@ def _check(options: Options) -> None:
         ({"nvlink": "all", "platform": "wsl"}, "can't be linked on the platform wsl"),
     ],
 )
-def test_what_can_not_be_linked(fields: dict[str, Any], words: str) -> None:
+def test_invalid_nvlink_settings_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(SimulateError, match=words):
         _check(Options(root="/x", **fields))
 

@@ -36,12 +36,14 @@ def raising(error: Exception) -> Callable[[Any], dict[str, Any]]:
         (ValueError("no"), "ValueError: no"),
     ],
 )
-def test_what_a_question_raises(library: str, error: Exception, reason: str) -> None:
+def test_exceptions_in_an_nvml_query_become_driver_errors(
+    library: str, error: Exception, reason: str
+) -> None:
     with pytest.raises(DriverError, match=f"^NVML failed: {reason}"):
         nvml.query("/", library, ME, 30, raising(error))
 
 
-def test_what_nvml_answers(library: str) -> None:
+def test_nvml_results_are_returned_and_nvml_errors_raised(library: str) -> None:
     question = lambda it: {"count": it.nvmlDeviceGetCount()}  # noqa: E731
     assert nvml.query("/", library, ME, 30, question) == {"count": 1}
     with pytest.raises(DriverError, match=r"^NVML failed: Invalid Argument"):

@@ -130,7 +130,9 @@ def test_loader_folders(root: Path, tmp_path: Path) -> None:
     assert folders == [f"/usr/lib/{TRIPLET}", "/usr/lib/other-linux-gnu"]
 
 
-def test_writing_into_the_root_leaves_the_source_alone(root: Path, tmp_path: Path) -> None:
+def test_writing_into_the_simulated_root_leaves_the_source_unchanged(
+    root: Path, tmp_path: Path
+) -> None:
     name = f"{PRIVATE}/libnvidia-cfg.so.{VERSION}"
     assert os.path.samefile(root / name, tmp_path / "source" / name)
     Tree(str(root)).text(name, "ours")
