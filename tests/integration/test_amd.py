@@ -86,7 +86,7 @@ class TestAmd(Contract):
 
     @MODES
     @RUNTIMES
-    def test_its_nodes_are_its_groups(
+    def test_device_nodes_belong_to_the_render_and_video_groups(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         in_mode(config, mode)
@@ -226,7 +226,7 @@ class TestAmd(Contract):
             assert nodes_seen(done) == expected(devices, 1)
 
     @ONE
-    def test_the_process_that_stands_ready_serves_it(
+    def test_prefork_server_serves_amd_gpus_and_notices_repartitioning(
         self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
         """And notices that a GPU is partitioned otherwise."""

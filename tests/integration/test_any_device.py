@@ -138,7 +138,7 @@ def test_a_start_that_fails_holds_nothing(place: Place) -> None:
 
 
 @ONE
-def test_it_is_combined_with_exclusive_requests_by_name(place: Place) -> None:
+def test_any_requests_and_exclusive_named_requests_respect_each_other(place: Place) -> None:
     place.configure(EXCLUSIVE)
     named = place.ask("0")
     place.create(named).ok()
@@ -175,7 +175,7 @@ def test_a_request_without_a_meaning_is_refused(
 
 
 @ONE
-def test_what_explain_and_list_show(place: Place) -> None:
+def test_explain_and_list_show_choices_for_any_without_reserving(place: Place) -> None:
     """explain shows what a start would get now, and takes nothing."""
     place.configure(EXCLUSIVE)
     first = place.ask("any")

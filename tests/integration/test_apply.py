@@ -72,7 +72,7 @@ def test_new_devices_take_the_place_of_the_old_ones(folder: Folder, driver: Driv
     instead="said: list[str] = []",
 )
 @pytest.mark.parametrize("asked", [(), ("-e", f"{ASK}=void")])
-def test_whoever_asks_for_nothing_has_none_of_the_old_ones(
+def test_a_request_for_nothing_removes_devices_given_before(
     folder: Folder, asked: tuple[str, ...]
 ) -> None:
     before = snapshot(folder)
@@ -86,7 +86,7 @@ def test_whoever_asks_for_nothing_has_none_of_the_old_ones(
     assert snapshot(folder) == before
 
 
-def test_it_is_the_plan_that_explain_shows(folder: Folder) -> None:
+def test_apply_carries_out_the_plan_that_explain_shows(folder: Folder) -> None:
     words = ("-e", f"{ASK}=1", "--format=json")
     explained = json.loads(folder.call(*words, verb="explain").ok().stdout)
     shown = json.loads(folder.call(*words, "--dry-run").ok().stdout)
@@ -157,7 +157,7 @@ def test_after_a_crash_between_two_changes(
     assert snapshot(folder) == before
 
 
-def test_after_a_crash_it_is_undone_all_the_same(folder: Folder) -> None:
+def test_undo_restores_the_folder_after_a_killed_apply(folder: Folder) -> None:
     """Killed at whatever moment: after the first mount, the tenth, at the end."""
     before = snapshot(folder)
     for mounts in (1, 10, 25):
@@ -175,7 +175,7 @@ def test_after_a_crash_it_is_undone_all_the_same(folder: Folder) -> None:
         assert snapshot(folder) == before
 
 
-def test_what_others_have_changed_meanwhile_stays(folder: Folder) -> None:
+def test_undo_keeps_later_changes_of_other_programs(folder: Folder) -> None:
     before = snapshot(folder)
     folder.call("-e", f"{ASK}=0").ok()
     (folder.root / CACHE).write_bytes(b"another program's")
@@ -218,7 +218,7 @@ def test_the_files_are_the_drivers_and_read_only(folder: Folder, driver: Driver)
     assert folder.inside("sh", "-c", f"echo > /{library.relative_to(driver.root)}").status != 0
 
 
-def test_several_makers_in_one_folder(
+def test_devices_of_several_vendors_are_given_in_one_folder(
     folder: Folder, installation: Installation, driver: Driver, workspace: Path
 ) -> None:
     """NVIDIA's, AMD's and those of a maker that config.toml declares, by variable or CDI name."""
@@ -298,7 +298,9 @@ def test_an_image_that_may_not_ask(folder: Folder) -> None:
         (("-e", "=x"), "-e takes NAME=VALUE"),
     ],
 )
-def test_what_can_not_be(folder: Folder, words: tuple[str, ...], message: str) -> None:
+def test_an_invalid_request_is_refused_and_changes_nothing(
+    folder: Folder, words: tuple[str, ...], message: str
+) -> None:
     before = snapshot(folder)
     assert message in folder.call(*words).failed().stderr
     assert snapshot(folder) == before
@@ -407,7 +409,9 @@ def test_links_lead_nowhere_but_into_the_folder(folder: Folder, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("place", ["dev", "etc/ld.so.cache", "usr/lib/firmware", "run"])
-def test_what_is_in_the_way_is_said(folder: Folder, place: str) -> None:
+def test_obstructing_files_cause_no_traceback_and_leave_no_change(
+    folder: Folder, place: str
+) -> None:
     """A link in a circle, a file for a folder and a folder for a file: the sentence, or a way."""
     path = folder.root / place
     for kind in ("circle", "other"):

@@ -65,7 +65,7 @@ def back_again(folder: Folder, name: str) -> None:
 @pytest.mark.protects("undone-volume", "undoing a run changes nothing in a volume")
 @pytest.mark.parametrize("again", ["undo", "apply"])
 @pytest.mark.parametrize("name", FOLDERS)
-def test_nothing_is_undone_in_a_volume(folder: Folder, name: str, again: str) -> None:
+def test_undoing_a_run_changes_nothing_in_a_volume(folder: Folder, name: str, again: str) -> None:
     """It has all that was made in the folder, by the same names."""
     folder.give_away()
     before = snapshot(folder)
@@ -148,7 +148,9 @@ def test_a_file_of_others_is_not_taken_for_what_a_killed_run_has_written(folder:
     ],
 )
 @pytest.mark.parametrize("again", ["undo", "apply"])
-def test_what_was_mounted_goes_wherever_it_is(folder: Folder, moves: str, again: str) -> None:
+def test_mounts_are_removed_after_their_folders_were_moved(
+    folder: Folder, moves: str, again: str
+) -> None:
     """Renamed, and out of the folder too, where its owner has the folder above."""
     before = folder.everywhere()
     folder.call("-e", ASK).ok()
@@ -165,7 +167,7 @@ def test_what_was_mounted_goes_wherever_it_is(folder: Folder, moves: str, again:
 
 
 @pytest.mark.parametrize("place", ["dev", "usr/lib", "."])
-def test_what_is_hidden_is_said_and_not_forgotten(folder: Folder, place: str) -> None:
+def test_a_hidden_mount_is_reported_and_removed_later(folder: Folder, place: str) -> None:
     """Another mount has been made on it since: it is removed later."""
     before, mounts = snapshot(folder), folder.everywhere()
     folder.call("-e", ASK).ok()
@@ -205,7 +207,7 @@ def test_in_another_mount_namespace(folder: Folder) -> None:
     folder.namespace.run("umount", *others).ok()
 
 
-def test_what_stays_in_the_first_mount_namespace_is_said(folder: Folder) -> None:
+def test_mounts_left_in_the_first_mount_namespace_are_reported(folder: Folder) -> None:
     """On what was there before: what is made to mount on goes with all that is mounted on it."""
     (folder.root / "dev/nvidiactl").touch()
     before, mounts = snapshot(folder), folder.everywhere()
@@ -315,7 +317,7 @@ def test_a_run_that_is_killed_while_it_covers_a_file(folder: Folder, call: str, 
 @pytest.mark.protects(
     "volume-stays", "what is in a volume before a run isn't taken for what the run changes"
 )
-def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> None:
+def test_existing_volume_content_is_unchanged_and_causes_no_error(folder: Folder) -> None:
     """Nothing was made there, and nothing is rolled back."""
     there = folder.state.parent / "volume"
     shutil.copytree(folder.root / "etc", there, symlinks=True)
@@ -352,7 +354,7 @@ def test_what_was_in_a_volume_before_stays_and_is_no_fault(folder: Folder) -> No
     only="one_and_the_same and another",
 )
 @pytest.mark.parametrize("kind", ["file", "link", "another link"])
-def test_what_is_there_and_its_owner_are_one_and_the_same(
+def test_recorded_content_and_owner_are_of_one_and_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Its owner exchanges root's file or link and one of his own after each step of a look."""
@@ -497,7 +499,7 @@ def test_several_at_once(folder: Folder) -> None:
     assert snapshot(folder) == before
 
 
-def test_where_the_kernel_has_no_lasting_ids(
+def test_undo_works_on_a_kernel_without_unique_mount_ids(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 6.8: what is hidden is known by its number, and the rest by what it shows."""

@@ -124,7 +124,9 @@ class TestAscend(Contract):
         assert {"npu-smi 24.1.rc3", "read-only"} < {*done.stdout.splitlines()}
 
     @ONE
-    def test_nodes_alone(self, bundle: Bundle, config: Path, devices: Devices) -> None:
+    def test_nodrv_option_gives_device_nodes_without_driver_files(
+        self, bundle: Bundle, config: Path, devices: Devices
+    ) -> None:
         bundle.environ(f"{ASK}=0", "ASCEND_RUNTIME_OPTIONS=NODRV", "DISABLE_UB_MOUNT=True")
         bundle.command(
             "sh", "-c", f"{self.case.look[-1]}\nls {DRIVER_FOLDER} 2>/dev/null && echo there"

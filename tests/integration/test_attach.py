@@ -433,7 +433,7 @@ def test_a_read_only_container(start: Callable[..., Running], driver: Driver) ->
 
 
 @ONE
-def test_what_cannot_be_attached(start: Callable[..., Running]) -> None:
+def test_invalid_attach_requests_are_refused(start: Callable[..., Running]) -> None:
     one = start(plain=True)
     assert "has no GPU or MIG device '99'" in one.refused("attach", "99")
     assert "It is unclear which device 'foo.com/bar=1' is" in one.refused("attach", "foo.com/bar=1")

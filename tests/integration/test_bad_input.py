@@ -275,7 +275,7 @@ def test_command_line_that_no_runtime_takes_is_refused_in_its_words(both: Both, 
 
 
 @RUNTIMES
-def test_what_we_hold_for_broken_is_broken_for_all(bundle: Bundle) -> None:
+def test_low_level_runtimes_refuse_a_config_that_gpuhook_finds_broken(bundle: Bundle) -> None:
     """The file was replaced by then, so the container must not be created."""
     bundle.command("echo", "started")
     good = bundle.config.read_text()

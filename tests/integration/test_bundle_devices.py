@@ -99,7 +99,7 @@ def test_nodes_have_the_numbers_of_the_host(bundle: GpuBundle, driver: Driver) -
     ],
 )
 @ONE
-def test_what_the_environment_asks_for(
+def test_visible_devices_variable_selects_gpus(
     bundle: GpuBundle, driver: Driver, settings: list[str], indices: Iterable[int]
 ) -> None:
     bundle.environ(*settings)

@@ -62,9 +62,7 @@ def test_libraries_by_capability(
 
 
 @RUNTIMES
-def test_what_is_mounted_is_read_only_and_without_privileges(
-    bundle: GpuBundle, driver: Driver
-) -> None:
+def test_driver_mounts_have_restrictive_mount_options(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=all")
     bundle.command("cat", "/proc/self/mountinfo")
     done = bundle.start().ok()

@@ -76,7 +76,7 @@ def test_exactly_the_gpus_that_are_named(site: Site, indices: tuple[int, ...]) -
     }
 
 
-def test_by_uuid(site: Site) -> None:
+def test_a_gpu_is_selected_by_uuid(site: Site) -> None:
     done = site.run("nvidia-smi", "-L", devices=(site.driver.gpus[3].uuid,)).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(3))
 
@@ -210,7 +210,7 @@ def test_the_engines_reader_takes_it(
     assert both[0] == both[1]
 
 
-def test_what_would_be_written(
+def test_cdi_generate_dry_run_shows_a_diff_and_writes_nothing(
     installation: Installation, configs: dict[str, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "nvidia.com-gpu.yaml"

@@ -173,7 +173,7 @@ def test_programs_see_the_gpus_that_were_given(
     assert lines[3:] == [folders[1], folders[7], "ModifyDeviceFiles: 0"]
 
 
-def test_what_is_written_down(
+def test_list_shows_the_gpu_that_the_hook_recorded(
     bundle: Bundle,
     runtime: str,
     document: Path,
@@ -503,7 +503,7 @@ def names_root_alone(
     return bundle.namespace.run(*starter, bundle.root, document, made, HOOK)
 
 
-def test_a_bundle_that_names_the_root_alone(
+def test_a_bundle_that_names_only_its_root_gets_its_gpu(
     bundle: Bundle, installation: Installation, driver: Driver, configs: dict[str, Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip

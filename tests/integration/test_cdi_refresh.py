@@ -238,7 +238,7 @@ def test_several_at_once(site: Site) -> None:
     assert list(FOLDER.iterdir()) == [DOCUMENT]
 
 
-def test_one_waits_for_the_other(site: Site) -> None:
+def test_a_refresh_waits_for_the_lock_of_another_process(site: Site) -> None:
     """Else one that has looked earlier could write later."""
     site.install().ok()
     before = DOCUMENT.read_bytes()
@@ -311,7 +311,7 @@ def test_anothers_file_is_never_touched(site: Site) -> None:
     instead="found = host_files.read(self.path)",
 )
 @pytest.mark.parametrize("name", ["state", "state/cdi.json"])
-def test_what_others_can_have_written_does_not_count(site: Site, name: str) -> None:
+def test_state_owned_by_another_user_is_ignored(site: Site, name: str) -> None:
     site.install().ok()
     path = site.folder / name
     os.chown(path, 1000, 1000)
@@ -349,7 +349,7 @@ def test_another_generators_file_beside_ours(site: Site) -> None:
     assert f"{FOLDER}/nvidia.yaml names the same devices" in site.refresh().ok().stderr
 
 
-def test_where_nothing_is_installed(site: Site) -> None:
+def test_refresh_without_an_installation_writes_nothing(site: Site) -> None:
     done = site.refresh().ok()
     assert "gpuhook install --cdi manages no CDI specs here" in done.stdout
     assert not site.state.exists()
@@ -459,7 +459,9 @@ def test_containerds_setting(
         assert ("enable_cdi = true" in text) == is_written
 
 
-def test_one_folder_for_all_engines(site: Site, programs: Programs) -> None:
+def test_one_cdi_folder_is_used_that_all_installed_engines_read(
+    site: Site, programs: Programs
+) -> None:
     programs.install("docker", dockerd="Docker version 26.1.5, build 411e817").ok()
     assert IN_RUN.exists()
     both = Path("/etc/cdi/nvidia.com-gpu.yaml")

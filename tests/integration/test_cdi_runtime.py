@@ -71,7 +71,9 @@ def config(
     return open_kinds(config, "maker.example/card", "other.example/x")
 
 
-def test_another_makers_device(bundle: Bundle, installation: Installation, config: Path) -> None:
+def test_devices_of_another_vendors_cdi_spec_are_given(
+    bundle: Bundle, installation: Installation, config: Path
+) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=maker.example/card=a,maker.example/card=b")
     bundle.command("sh", "-c", SEE)
     done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).ok()
@@ -108,7 +110,7 @@ def test_our_own_kind_is_the_machine_as_it_is(
     assert done.stdout.splitlines()[:1] == lines_of_nvidia_smi([gpu])
 
 
-def test_both_in_one_container(
+def test_devices_of_two_vendors_are_given_to_one_container(
     bundle: Bundle, installation: Installation, config: Path, driver: Driver
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=5,maker.example/card=a")
@@ -126,7 +128,7 @@ def test_both_in_one_container(
         ("nvidia.com/gpu=77", "'77'"),
     ],
 )
-def test_what_no_document_and_no_machine_has_is_refused(
+def test_an_unknown_cdi_device_is_refused(
     bundle: Bundle, installation: Installation, config: Path, devices: str, word: str
 ) -> None:
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={devices}")

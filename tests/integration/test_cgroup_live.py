@@ -281,7 +281,7 @@ def test_v2_gives_exactly_the_devices(
     assert attached.flags == MULTI
 
 
-def test_v2_without_a_program_is_left_alone(
+def test_a_v2_cgroup_without_a_program_is_unchanged(
     attached: Attached, opener: Opener, pure_v2: Namespace
 ) -> None:
     assert allow_in(pure_v2, opener).ok().stdout == "none-needed:no-program\n"
@@ -326,7 +326,7 @@ def test_extending_twice_changes_nothing(attached: Attached, v2_cgroup: Path) ->
 
 
 @pytest.mark.parametrize("flags", [SINGLE, OVERRIDE])
-def test_a_program_attached_alone(
+def test_a_single_attached_program_is_extended_and_keeps_its_flags(
     attached: Attached, v2_cgroup: Path, opener: Opener, flags: int
 ) -> None:
     attached.add(DENY, flags)
@@ -365,7 +365,7 @@ def test_a_program_with_maps_is_refused(attached: Attached, v2_cgroup: Path) -> 
     assert attached.ids == (number,)
 
 
-def test_what_the_verifier_says_is_passed_on(v2_cgroup: Path) -> None:
+def test_verifier_message_is_included_in_the_error(v2_cgroup: Path) -> None:
     with pytest.raises(PermissionError, match=r"R0 !read_ok"):
         bpf.load_program(program.instruction(program.EXIT), False, str(v2_cgroup))
 

@@ -52,7 +52,9 @@ def run_in(host: Release, *words: str, image: str = "box", cdi: tuple[str, ...] 
         (f"--cdi={DOCUMENTS}/nvidia.com-gpu.json",),
     ],
 )
-def test_by_a_document(host: Release, driver: Driver, cdi: tuple[str, ...]) -> None:
+def test_cdi_spec_gives_all_gpus_and_libraries(
+    host: Release, driver: Driver, cdi: tuple[str, ...]
+) -> None:
     """All of the host's /dev is there, so a choice is none."""
     done = run_in(host, *SMI, cdi=cdi).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
@@ -66,7 +68,7 @@ def test_without_a_document_there_is_nothing(host: Release) -> None:
     assert run_in(host, *SMI).status != 0
 
 
-def test_what_other_engines_read_is_understood_but_for_the_hook(host: Release) -> None:
+def test_hook_in_a_usual_cdi_spec_is_reported_as_unknown(host: Release) -> None:
     """Then no library is found, and that is why there is --for."""
     place = "/root/usual.json"
     generate = (host.installation.command, "cdi", "generate", "--output", place)
@@ -76,7 +78,7 @@ def test_what_other_engines_read_is_understood_but_for_the_hook(host: Release) -
     assert "unknown hook" in done.stderr
 
 
-def test_what_is_copied_into_the_image(host: Release, driver: Driver) -> None:
+def test_image_with_driver_files_copied_by_ch_fromhost_works(host: Release, driver: Driver) -> None:
     """ch-fromhost asks nvidia-container-cli which files those are."""
     host.namespace.run(*USER, "ch-fromhost", "--nvidia", f"{HOME}/copied").ok()
     done = run_in(host, *SMI, image="copied").ok()

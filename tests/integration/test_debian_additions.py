@@ -92,7 +92,7 @@ def checks(debian: Debian) -> set[str]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_each_is_enough_with_gpuhook_alone(with_gpus: Debian, part: str) -> None:
+def test_each_additional_package_works_without_the_others(with_gpus: Debian, part: str) -> None:
     debian, package, before = with_gpus, PARTS[part], with_gpus.changed()
     debian.call("dpkg", "-i", f"/{package}.deb")
     words, prints = WORK[part]

@@ -98,7 +98,7 @@ def test_lintian_has_nothing_to_say(packages: dict[str, Path]) -> None:
     assert done.stdout == ""
 
 
-def test_what_simulates_is_a_package_of_its_own(debian: Debian) -> None:
+def test_the_simulator_is_a_separate_package(debian: Debian) -> None:
     missing = debian.call("gpuhook", "simulate", "/gpus", fails=True).stderr
     assert missing.endswith("or install the package gpuhook-simulate.\n")
     before = debian.changed()
@@ -148,7 +148,7 @@ def test_the_default_configuration_is_the_one_of_the_repository(
     assert shipped.read_bytes() == (REPOSITORY / "config/config.toml").read_bytes()
 
 
-def test_who_builds_it_is_its_maintainer(package: Path) -> None:
+def test_package_maintainer_is_the_configured_builder(package: Path) -> None:
     found = run(["dpkg-deb", "--field", package, "Maintainer"]).ok().stdout
     assert found == f"{MAINTAINER} <{ADDRESS}>\n"
 
@@ -346,7 +346,7 @@ def test_documents_are_kept_by_the_packages_own_units(
     assert not (debian.root / "var/lib/gpuhook").exists()
 
 
-def test_removal_while_a_document_of_somebodys_names_our_hook(
+def test_removal_is_refused_while_a_custom_cdi_spec_names_the_hook(
     debian: Debian, installation: Installation
 ) -> None:
     simulate(installation, debian.root / "gpus", "--gpus=2")

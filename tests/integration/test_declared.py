@@ -263,7 +263,7 @@ def test_a_folder_to_write_to_by_other_programs(
         ("maker", "no NPU 'maker'"),
     ],
 )
-def test_what_cannot_be_had(
+def test_unknown_declared_devices_are_refused(
     bundle: Bundle, makers: Machine, driver: Driver, asked: str, words: str
 ) -> None:
     config = makers.config(bundle, driver, bundle.runtime, "hook")
@@ -282,7 +282,7 @@ def test_a_table_with_a_mistake(bundle: Bundle, makers: Machine, driver: Driver)
 
 
 @ONE
-def test_what_the_commands_say(bundle: GpuBundle, makers: Machine, driver: Driver) -> None:
+def test_commands_show_declared_devices(bundle: GpuBundle, makers: Machine, driver: Driver) -> None:
     config = makers.config(bundle, driver, bundle.runtime, "hook")
     bundle.environ("MAKER_VISIBLE_DEVICES=2")
     makers.devices.start(bundle, config)
@@ -302,7 +302,9 @@ def test_what_the_commands_say(bundle: GpuBundle, makers: Machine, driver: Drive
 
 
 @ONE
-def test_the_hook_alone(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+def test_hook_alone_gives_declared_device_nodes_without_variables(
+    bundle: Bundle, makers: Machine, driver: Driver
+) -> None:
     config = makers.config(bundle, driver, bundle.runtime, "hook")
     makers.devices.hook(bundle, config)
     bundle.environ("MAKER_VISIBLE_DEVICES=2")

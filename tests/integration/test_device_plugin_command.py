@@ -85,7 +85,7 @@ def admitted(node: Node, count: int = 2) -> Answers:
     return node.kubelet.admit("pod", {GPUS: count})
 
 
-def test_by_variable(node: Node) -> None:
+def test_envvar_strategy_passes_devices_by_variable(node: Node) -> None:
     node.start(DEVICE_LIST_STRATEGY="envvar", GDS_ENABLED="true")
     answer = admitted(node)
     assert answer["envs"] == {VARIABLE: ",".join(answer["ids"][GPUS]), "NVIDIA_GDS": "enabled"}
@@ -119,7 +119,7 @@ def test_settings_of_later(node: Node) -> None:
             process.kill()
 
 
-def test_by_mounts_that_ask_and_nodes_of_the_host(node: Node) -> None:
+def test_volume_mounts_strategy_passes_mounts_and_host_device_nodes(node: Node) -> None:
     """As in a pod, where the driver root is seen elsewhere than on the host."""
     node.start(
         "--device-list-strategy=volume-mounts", "--pass-device-specs", "--driver-root=/srv/driver",
@@ -134,7 +134,7 @@ def test_by_mounts_that_ask_and_nodes_of_the_host(node: Node) -> None:
     assert sum(each.startswith("/dev/nvidia") and each[-1].isdigit() for each in hosts) == 2
 
 
-def test_by_names(node: Node) -> None:
+def test_cdi_strategies_pass_device_names(node: Node) -> None:
     cdi = node.folder / "cdi"
     node.start(
         "--device-list-strategy", "cdi-cri,cdi-annotations", "--cdi-folder", str(cdi),
@@ -153,7 +153,7 @@ def test_by_names(node: Node) -> None:
     assert "every name twice" in node.log.read_text()
 
 
-def test_by_nodes_and_the_drivers_folder(node: Node) -> None:
+def test_mounts_strategy_passes_device_nodes_and_the_driver_folder(node: Node) -> None:
     node.start("--device-list-strategy=mounts", "--driver-folder=/srv/folder")
     answer = admitted(node, 1)
     assert answer["envs"] == {VARIABLE: "void"}
@@ -186,7 +186,7 @@ def test_near_ones_go_together(node: Node) -> None:
         assert len({near[each] for each in ids}) == 1
 
 
-def test_what_a_dry_run_says_is_what_the_kubelet_is_told(node: Node) -> None:
+def test_dry_run_shows_the_devices_reported_to_the_kubelet(node: Node) -> None:
     node.start()
     node.offers(GPUS, 8)
     text = run(node.argv("--dry-run")).ok().stdout

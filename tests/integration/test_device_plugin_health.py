@@ -34,7 +34,7 @@ def test_an_xid_is_about_one_gpu(node: Node) -> None:
     assert node.stop() == 0
 
 
-def test_what_an_administrator_sets_counts(node: Node) -> None:
+def test_xid_settings_of_the_administrator_are_applied(node: Node) -> None:
     node.simulate("--gpus=2")
     node.start(xids={79: "ignore", 13: "fatal"}, recovery=0.0)
     node.healthy(2, 2)
@@ -62,7 +62,7 @@ def test_an_xid_is_about_one_instance(node: Node) -> None:
     node.healthy(1, 1)
 
 
-def test_one_lost_gpu_is_left_out_and_comes_back(node: Node) -> None:
+def test_a_lost_gpu_is_unhealthy_until_it_returns(node: Node) -> None:
     driver = node.simulate("--gpus=4")
     node.start()
     node.healthy(4, 4)

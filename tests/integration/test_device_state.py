@@ -179,7 +179,9 @@ def no_daemon(driver: Driver, command: str) -> None:
     instead="pass",
 )
 @pytest.mark.parametrize("what", ["the document", "the time slice", "the daemon"])
-def test_what_fails_in_the_midst_is_put_back_at_once(node: Node, driver: Driver, what: str) -> None:
+def test_settings_are_restored_at_once_after_a_failed_prepare(
+    node: Node, driver: Driver, what: str
+) -> None:
     """The kubelet may not come again for a minute, or never."""
     wanted, words, slices = sliced("Long"), "can't be written", SLICES
     if what == "the time slice":
@@ -202,7 +204,7 @@ def test_what_fails_in_the_midst_is_put_back_at_once(node: Node, driver: Driver,
         assert node.left() == []
 
 
-def test_what_was_before_is_put_back_after_a_restart(node: Node, driver: Driver) -> None:
+def test_settings_are_restored_after_a_killed_service_restarts(node: Node, driver: Driver) -> None:
     """And each claim puts back its own."""
     first = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     second = node.claim("b", result(gpu(driver, 1)), config=[by_mps()])
@@ -227,7 +229,7 @@ def test_what_was_before_is_put_back_after_a_restart(node: Node, driver: Driver)
     "a setting that another hand has changed meanwhile stays so",
     instead="return True",
 )
-def test_what_another_hand_has_set_meanwhile_stays(node: Node, driver: Driver) -> None:
+def test_a_setting_changed_by_another_program_is_not_restored(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     with node.service():
         assert ask(node, claim) == ""
@@ -404,7 +406,9 @@ def test_mps_starts_again_with_the_pods_that_are_its_clients(node: Node, driver:
 
 
 @pytest.mark.usefixtures("ended")
-def test_mps_start_sets_again_what_another_hand_has_changed(node: Node, driver: Driver) -> None:
+def test_mps_start_sets_a_mode_again_that_another_program_changed(
+    node: Node, driver: Driver
+) -> None:
     put(driver, "compute", {0: PROHIBITED})
     mps(node, "start").ok()
     put(driver, "compute", {})

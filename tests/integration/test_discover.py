@@ -84,7 +84,9 @@ def test_a_machine_without_gpus(root: Path) -> None:
         (Failure.VERSION_MISMATCH, "reload it or reboot"),
     ],
 )
-def test_a_broken_driver_is_said_with_its_remedy(root: Path, failure: Failure, text: str) -> None:
+def test_a_broken_driver_is_reported_with_its_remedy(
+    root: Path, failure: Failure, text: str
+) -> None:
     _, config = simulate(root, gpus=1, failure=failure)
     with pytest.raises(DriverError, match=text):
         discover(config)
@@ -106,7 +108,7 @@ def test_a_driver_that_hangs_is_given_up_in_time(root: Path) -> None:
     assert time.monotonic() - start < 600
 
 
-def test_a_driver_that_hangs_does_not_outlive_the_one_who_asked(root: Path) -> None:
+def test_a_hanging_driver_process_ends_with_its_caller(root: Path) -> None:
     _, config = simulate(root, gpus=1, init_seconds=3600)
     asker = os.fork()
     if asker == 0:
@@ -188,7 +190,7 @@ def test_missing_nodes_are_made_by_the_drivers_own_program(root: Path) -> None:
     assert (root / "seen").read_text() == "-c 0 -u here\n"
 
 
-def test_it_is_not_run_without_need_or_against_the_configuration(root: Path) -> None:
+def test_modprobe_is_not_run_when_unneeded_or_disabled(root: Path) -> None:
     _, config = simulate(root, gpus=1)
     modprobe(root, "echo run >/seen")
     discover(config)
@@ -211,7 +213,7 @@ def test_a_program_of_another_users_is_not_run(root: Path, owned: str) -> None:
     assert not (root / "seen").exists()
 
 
-def test_its_failure_is_no_error(root: Path) -> None:
+def test_a_failing_modprobe_is_no_error(root: Path) -> None:
     _, config = simulate(root, gpus=1)
     (root / "dev/nvidia-uvm").unlink()
     modprobe(root, "exit 1")

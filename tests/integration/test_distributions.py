@@ -186,7 +186,7 @@ def test_a_damaged_cache_is_refused(bundle: Bundle, gpuhook: Gpuhook) -> None:
 
 
 @GLIBC
-def test_what_an_older_driver_left_in_an_image(
+def test_placeholders_of_an_older_driver_do_not_affect_the_loader(
     bundle: Bundle, gpuhook: Gpuhook, gpuhook_before: Gpuhook
 ) -> None:
     gpuhook_before.run(bundle, "true").ok()

@@ -82,7 +82,9 @@ def user(reachable: Path, configs: dict[str, Path]) -> User:
     return User(reachable / "gpuhook", configs["runc"])
 
 
-def test_its_container_is_named(docker: Docker, user: User, driver: Driver) -> None:
+def test_a_docker_group_user_sees_the_container_of_a_gpu(
+    docker: Docker, user: User, driver: Driver
+) -> None:
     ours, free = driver.gpus[2].uuid, driver.gpus[3].uuid
     with running(docker, "asking", "--runtime=gpu-py", "-e", ASKED) as container:
         assert user.indices(container) == [2]
@@ -111,7 +113,7 @@ def test_its_container_is_named(docker: Docker, user: User, driver: Driver) -> N
         (["--runtime=runc", "--gpus=all"], [*range(8)]),
     ],
 )
-def test_what_it_was_started_with_decides(
+def test_docker_start_options_determine_the_gpus_shown(
     docker: Docker, user: User, options: list[str], indices: list[int]
 ) -> None:
     with running(docker, "started", *options) as container:

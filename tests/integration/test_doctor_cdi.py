@@ -161,7 +161,9 @@ def _hook(site: Site) -> str:
 
 
 @pytest.mark.parametrize("fault", [_second, _cut, _ending, _hook])
-def test_what_keeps_engines_from_a_document(site: Site, fault: Callable[[Site], str]) -> None:
+def test_doctor_warns_of_faults_that_hide_a_cdi_spec_from_engines(
+    site: Site, fault: Callable[[Site], str]
+) -> None:
     check = fault(site)
     found = site.findings()[check]
     assert found["status"] == "warning"

@@ -225,7 +225,7 @@ def test_a_lost_gpu(machine: Machine, installation: Installation) -> None:
     assert "GPU 1 has fallen off the bus" in said.found["nvml-lost"]["message"]
 
 
-def test_nodes_that_nobody_has_made(machine: Machine, installation: Installation) -> None:
+def test_missing_device_nodes_are_reported(machine: Machine, installation: Installation) -> None:
     driver = _with_driver(machine, installation)
     (driver.root / "dev/nvidia-uvm").unlink()
     assert machine.doctor().verdict == (2, ["device-uvm"])
@@ -265,7 +265,7 @@ def test_two_engines_and_one_used(machine: Machine) -> None:
     assert {"docker-unused", "containerd-unused"} <= set(said.found)
 
 
-def test_one_engine_alone(machine: Machine) -> None:
+def test_doctor_checks_only_the_given_engine(machine: Machine) -> None:
     machine.register_podman()
     said = machine.doctor("--engine=docker")
     assert said.verdict == (1, ["engines-registered"])

@@ -225,7 +225,7 @@ def test_shares_that_there_are_not(word: str, installation: Installation) -> Non
 
 
 @pytest.mark.parametrize("word", ["nobody=x", "amd"])
-def test_a_driver_of_nobody(word: str, installation: Installation) -> None:
+def test_an_invalid_driver_option_is_refused(word: str, installation: Installation) -> None:
     said = run([str(installation.command), "dra", "--dry-run", "--driver", word])
     assert said.status == 1
     assert "VENDOR=NAME" in said.stderr

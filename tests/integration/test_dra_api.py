@@ -71,7 +71,7 @@ def slices(result: Result) -> Sequence[Object]:
 
 @pytest.mark.parametrize("release", ["1.34", "1.36"])
 @pytest.mark.parametrize("name", [*MACHINES])
-def test_what_machines_publish(
+def test_published_slices_conform_to_the_api(
     name: str, release: str, installation: Installation, api: ApiServer, call: Call, tmp_path: Path
 ) -> None:
     """Each slice as it was written is what the API's own rules and models want."""
@@ -146,5 +146,5 @@ def test_labels_outside_of_a_pod(
     assert "isn't a pod" in call("labels", "--node", "n1").failed().stderr
 
 
-def test_a_probe_of_nobody(call: Call) -> None:
+def test_a_probe_without_a_pod_uid_is_refused(call: Call) -> None:
     assert "Set POD_UID" in call("dra", "--probe").failed().stderr

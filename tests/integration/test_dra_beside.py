@@ -49,7 +49,7 @@ def grow_old(node: Node) -> None:
 @pytest.mark.protects(
     "dra-not-twice-claim", "a claim gets no device that the device plugin gave away"
 )
-def test_who_comes_first_has_it(
+def test_claims_and_device_plugin_never_share_a_device(
     node: Node, driver: Driver, installation: Installation, workspace: Path
 ) -> None:
     whole = node.claim("whole", result(slice_name(driver.gpus[0].uuid)))

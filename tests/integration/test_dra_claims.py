@@ -123,7 +123,7 @@ def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
 @pytest.mark.protects(
     "dra-not-twice", "a device that one claim has isn't given to another", instead="pass"
 )
-def test_one_device_is_never_two_claims(node: Node, driver: Driver) -> None:
+def test_a_device_is_never_given_to_two_claims(node: Node, driver: Driver) -> None:
     first = node.claim("first", result(gpu(driver, 0)))
     second = node.claim("second", result(gpu(driver, 0)))
     admin = node.claim("admin", result(gpu(driver, 0), adminAccess=True))
@@ -141,7 +141,7 @@ def test_one_device_is_never_two_claims(node: Node, driver: Driver) -> None:
     "of many claims at once one gets a device",
     instead="held = contextlib.nullcontext()",
 )
-def test_of_many_claims_at_once_one_gets_the_device(node: Node, driver: Driver) -> None:
+def test_only_one_of_many_simultaneous_claims_gets_a_device(node: Node, driver: Driver) -> None:
     with node.service():
         for attempt in range(3):
             name = result(gpu(driver, attempt))
@@ -219,7 +219,7 @@ def test_another_boot_and_damaged_records(node: Node, driver: Driver) -> None:
     "what was prepared stays the claim's until it is put back",
     instead="self._undo(driver, uid); record = self._give(driver, ref, claim)",
 )
-def test_what_was_prepared_stays_until_it_is_put_back(node: Node, driver: Driver) -> None:
+def test_a_prepared_claim_keeps_its_device_until_unprepared(node: Node, driver: Driver) -> None:
     """Containers may have it, whatever becomes of the document, and whatever fails then."""
     claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
     with node.service():
@@ -327,7 +327,7 @@ def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
     "a claim that nobody waits for any more is in no other's way",
     instead="while False:",
 )
-def test_what_nobody_waits_for_is_in_nobody_s_way(node: Node, driver: Driver) -> None:
+def test_abandoned_claims_do_not_delay_other_claims(node: Node, driver: Driver) -> None:
     """An API server that hangs for more claims than are worked on at once."""
     hanging = [node.claim(f"h{number}", hang=100) for number in range(34)]
     good = node.claim("good", result(gpu(driver, 1)))
@@ -388,7 +388,7 @@ def _moved(node: Node, claim: Claim) -> None:
     instead="unused = [*holders]",
 )
 @pytest.mark.parametrize("go", [_deleted, _made_again, _released, _moved])
-def test_what_a_claim_has_that_is_gone_is_for_others(
+def test_devices_of_a_gone_claim_are_freed_after_a_delay(
     go: Callable[[Node, Claim], None], node: Node, driver: Driver
 ) -> None:
     """A kubelet that lost its folder never unprepares the claim; it is freed, but not at once."""
@@ -429,7 +429,9 @@ def test_what_a_claim_has_that_is_gone_is_for_others(
     "what a claim has that is gone stays its while the kubelet may not list who has it",
     instead="is_listed = False",
 )
-def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver) -> None:
+def test_device_of_a_gone_claim_is_kept_while_its_namespace_has_pods(
+    node: Node, driver: Driver
+) -> None:
     """It lists no init container, and before Kubernetes 1.34 no claim's devices at all.
 
     A pod goes on when somebody takes the finalizer off its claim and deletes that. Another claim
@@ -458,7 +460,7 @@ def test_what_the_kubelet_does_not_list_may_be_in_use(node: Node, driver: Driver
 @pytest.mark.protects(
     "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
 )
-def test_what_is_gone_is_put_back_though_nobody_asks(node: Node, driver: Driver) -> None:
+def test_a_gone_claim_is_unprepared_without_another_request(node: Node, driver: Driver) -> None:
     """A claim of the same namespace has a pod there, which would keep it reserved forever."""
     pods = node.folder / "pods.sock"
     gone = node.claim("gone", result(gpu(driver, 0)))

@@ -123,7 +123,7 @@ REFUSED = {
 @pytest.mark.protects(
     "dra-unknown-fields", "what isn't known in a claim's configuration is refused"
 )
-def test_what_is_not_known_is_refused(node: Node, driver: Driver) -> None:
+def test_an_invalid_claim_configuration_is_refused(node: Node, driver: Driver) -> None:
     with node.service():
         for name, (configs, words) in REFUSED.items():
             claim = node.claim("a", result(gpu(driver, 0)), config=configs)
@@ -141,7 +141,7 @@ def test_what_is_not_known_is_refused(node: Node, driver: Driver) -> None:
 @pytest.mark.protects(
     "dra-admin-changes-nothing", "adminAccess changes nothing for whoever has the device"
 )
-def test_who_only_looks_changes_nothing(node: Node, driver: Driver) -> None:
+def test_an_admin_access_claim_changes_no_settings(node: Node, driver: Driver) -> None:
     """A claim by adminAccess, which may have what others work with."""
     for parameters in (sliced("Short"), gpu_config(strategy="MPS")):
         looking = result(gpu(driver, 0), "look", adminAccess=True)
@@ -163,7 +163,9 @@ def put_smi(driver: Driver, shell: str, log: str) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["here", "in the driver root"])
-def test_time_slices_and_who_wins(node: Node, driver: Driver, whole: bool) -> None:
+def test_time_slices_follow_the_precedence_of_configurations(
+    node: Node, driver: Driver, whole: bool
+) -> None:
     """In a pod without the driver's dependencies, its program runs in the driver root."""
     log = (driver.root if whole else node.folder) / "smi"
     shell = "/only/in/the/root/sh" if whole else "/bin/sh"
@@ -211,7 +213,7 @@ REFUSING = {
     instead='if refused: failures.append(NotSet(device, SLICE, refused, ""))\nif False:',
 )
 @pytest.mark.parametrize("name", [*REFUSING])
-def test_a_gpu_that_takes_no_setting_is_lost_to_nobody(
+def test_a_gpu_that_refuses_a_setting_is_usable_by_other_claims(
     node: Node, driver: Driver, name: str
 ) -> None:
     """Such as one before Volta: a refused setting can't be restored either, and needn't be."""
@@ -267,9 +269,7 @@ def test_a_gpu_that_is_lost_holds_no_other_of_its_claim(
         assert node.left() == []
 
 
-def test_what_cannot_run_here_is_refused_before_anything_is_begun(
-    node: Node, driver: Driver
-) -> None:
+def test_a_setting_is_refused_early_if_its_program_cannot_run(node: Node, driver: Driver) -> None:
     put_smi(driver, "/nowhere/sh", "/smi")
     control = driver.root / "usr/bin/nvidia-cuda-mps-control"
     control.unlink()
@@ -389,7 +389,7 @@ def _mig(node: Node) -> str:
 
 @pytest.mark.protects("dra-shares", "a share of a device has a limit of its memory")
 @pytest.mark.protects("dra-limit-holds", "a claim's limit that can't be kept refuses the claim")
-def test_a_limit_that_nobody_can_keep_is_refused(node: Node, driver: Driver) -> None:
+def test_an_unenforceable_memory_limit_is_refused(node: Node, driver: Driver) -> None:
     """Here for want of cgroup v2, where a share can't be given then, nor a limit."""
     if host_cgroups() == "v2":
         pytest.skip("this machine has cgroup v2")

@@ -215,7 +215,7 @@ REQUESTS: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
     "own-pools", "DRA: a node writes into its own pools alone", instead='- expression: "true"'
 )
 @pytest.mark.parametrize("name", [*REQUESTS])
-def test_a_node_writes_its_own_slices_alone(name: str, documents: list[Document]) -> None:
+def test_a_node_may_write_only_its_own_slices(name: str, documents: list[Document]) -> None:
     operation, before, after, asking, expected = REQUESTS[name]
     policy = Policy(documents, "gpuhook-dra-slices")
     assert policy.matches(operation, "resourceslices")

@@ -94,7 +94,7 @@ def test_slices_claims_and_statuses(
     "DRA: no claim gets a device of [gpuhook.mps], whether a daemon runs or not",
     instead="shared = []",
 )
-def test_what_mps_shares_is_not_published(
+def test_devices_shared_by_mps_are_not_published_and_claims_are_refused(
     installation: Installation, driver: Driver, api: ApiServer
 ) -> None:
     """Neither by the configuration, before any daemon runs, nor what a daemon serves by another."""

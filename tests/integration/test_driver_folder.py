@@ -280,7 +280,7 @@ def test_a_folder_on_which_something_is_mounted(machine: Machine) -> None:
     machine.keep().ok()
 
 
-def test_where_nothing_can_be_run(machine: Machine) -> None:
+def test_a_driver_folder_on_a_noexec_mount_is_refused(machine: Machine) -> None:
     place = machine.folder.parent
     place.mkdir()
     run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", place]).ok()

@@ -69,7 +69,7 @@ def test_libraries_that_no_cache_names(
 
 
 @ONE
-def test_where_odd_ones_are_has_to_be_said(
+def test_unusual_library_folders_must_be_configured(
     bundle: GpuBundle, low_level: tuple[str, Namespace], odd: Driver, tmp_path: Path
 ) -> None:
     env = environment(odd.root, tmp_path / "config", low_level, "")

@@ -161,7 +161,9 @@ def test_the_containerd_that_runs_is_the_one_that_is_meant(
     assert (folder / "k8s/config.toml").read_text() == CONTAINERD.format(folder=folder / "k8s")
 
 
-def test_of_several_that_run_one_has_to_be_named(installation: Installation, folder: Path) -> None:
+def test_one_of_several_running_containerds_must_be_named(
+    installation: Installation, folder: Path
+) -> None:
     done = beside_containerds(installation, folder, ["a", "b"], "install", "--engine=containerd")
     assert done.status == 1
     assert "Several containerds are running" in done.stderr

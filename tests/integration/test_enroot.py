@@ -83,19 +83,19 @@ def test_the_callers_environment_counts_more(enroot: Enroot, driver: Driver) -> 
 
 
 @pytest.mark.parametrize("image", ["", f"{ASK}=void\n", "CUDA_VERSION=11.0\n"])
-def test_who_asks_for_nothing_gets_nothing(enroot: Enroot, image: str) -> None:
+def test_a_container_without_a_request_gets_no_driver(enroot: Enroot, image: str) -> None:
     done = enroot.start("sh", "-c", "! command -v nvidia-smi", image=image).ok()
     assert done.stderr == ""
 
 
-def test_none_is_the_driver_alone(enroot: Enroot) -> None:
+def test_request_none_gives_the_driver_without_gpus(enroot: Enroot) -> None:
     image = f"{ASK}=none\n"
     done = enroot.start("sh", "-c", "command -v nvidia-smi && ls /dev", image=image,
                         ENROOT_RESTRICT_DEV="y").ok()  # fmt: skip
     assert set(done.stdout.split()) == {"/usr/bin/nvidia-smi", "null", "nvidiactl"}
 
 
-def test_utility_is_what_nobody_needs_to_ask_for(enroot: Enroot) -> None:
+def test_utility_is_the_default_capability(enroot: Enroot) -> None:
     find = ("sh", "-c", "ls /usr/lib/*-linux-gnu/libcuda.so.1 || :")
     assert enroot.start(*find, image=f"{ASK}=0\n").ok().stdout == ""
     image = f"{ASK}=0\nNVIDIA_DRIVER_CAPABILITIES=compute\n"
@@ -109,7 +109,7 @@ def test_utility_is_what_nobody_needs_to_ask_for(enroot: Enroot) -> None:
         (f"{ASK}=0\nNVIDIA_REQUIRE_CUDA=cuda>=99.0\n", "requires"),
     ],
 )
-def test_what_can_not_be_ends_the_start(enroot: Enroot, image: str, message: str) -> None:
+def test_an_unsatisfiable_request_ends_the_start(enroot: Enroot, image: str, message: str) -> None:
     done = enroot.start("true", image=image).failed()
     assert message in done.stderr
     image += "NVIDIA_DISABLE_REQUIRE=true\n"
@@ -142,7 +142,7 @@ def test_a_word_that_names_no_variable_is_refused(
     assert not (tmp_path / "mark").exists()
 
 
-def test_slurms_word_is_refused_where_slurm_keeps_nobody_out(enroot: Enroot) -> None:
+def test_slurm_setting_is_refused_if_slurm_does_not_confine_devices(enroot: Enroot) -> None:
     done = enroot.start("true", image=f"{ASK}=all\n", site=f"{SITES} slurm\n").failed()
     assert "cgroup.conf" in done.stderr
 
@@ -158,7 +158,7 @@ def test_no_program_is_run_in_the_container(enroot: Enroot) -> None:
     assert not (enroot.root / "was-run").exists()
 
 
-def test_what_nvidias_hook_calls_works_with_our_program(
+def test_nvidias_enroot_hook_works_with_gpuhook_container_cli(
     enroot: Enroot, driver: Driver, installation: Installation, restricted: dict[str, str]
 ) -> None:
     place = enroot.work.parent / "nvidia"

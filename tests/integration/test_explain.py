@@ -238,7 +238,7 @@ def test_an_image_of_podman(
         podman_runtime.call("rmi", "--force", name)
 
 
-def test_an_image_that_nobody_has(explain: Explain) -> None:
+def test_an_unknown_image_is_reported(explain: Explain) -> None:
     done = explain("--image", "example.com/no/such:1")
     assert done.status == 1
     assert "Neither Docker nor podman on this host has the image" in done.stdout

@@ -106,7 +106,9 @@ def test_config_set(disk: Path, installation: Installation, driver: Driver) -> N
     check(disk, [*words, "disable-require=true"])
 
 
-def test_what_is_saved(disk: Path, installation: Installation, driver: Driver) -> None:
+def test_refresh_on_a_full_disk_reports_that_nothing_was_saved(
+    disk: Path, installation: Installation, driver: Driver
+) -> None:
     """Without space for it commands say why nothing is saved, and those that can do without it."""
     config = write_config(disk / "etc", driver.root, ["runc"])
     state = disk / "etc/state"
@@ -126,7 +128,7 @@ def test_what_is_saved(disk: Path, installation: Installation, driver: Driver) -
     assert 0 < left < PAGES - 1
 
 
-def test_not_even_a_folder_can_be_made(
+def test_refresh_without_room_for_a_state_folder_is_refused(
     disk: Path, installation: Installation, driver: Driver
 ) -> None:
     run(["mount", "-o", "remount,nr_inodes=1", disk])  # or fewer than there are

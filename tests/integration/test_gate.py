@@ -126,7 +126,9 @@ def test_a_variable_that_is_named_twice(
 
 
 @pytest.mark.parametrize("handler", ["", OURS, STRANGER])
-def test_what_the_kubelet_gave(node: Node, kubelet: Kubelet, driver: Driver, handler: str) -> None:
+def test_only_devices_allocated_by_the_kubelet_are_given(
+    node: Node, kubelet: Kubelet, driver: Driver, handler: str
+) -> None:
     """Its variable comes after the image's, whose ``all`` is in each CUDA image."""
     gpu, other = driver.gpus[3], driver.gpus[5]
     kubelet.gives(gpu)
@@ -163,7 +165,7 @@ def test_without_the_plugin(node: Node, kubelet: Kubelet, driver: Driver) -> Non
         assert seen(node.inside(ALL, command=look(), handler=OURS)).gpu_minors
 
 
-def test_nobody_imitates_a_verdict(node: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_an_imitated_verdict_is_refused(node: Node, kubelet: Kubelet, driver: Driver) -> None:
     """It is in a folder of root's under the container's own id, and nothing of a pod gets there."""
     state = node.system.config.parent / "state"
     kubelet.gives(driver.gpus[3])

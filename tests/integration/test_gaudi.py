@@ -121,7 +121,7 @@ class TestGaudi(Contract):
             shown.write_text(before)
 
     @ONE
-    def test_the_process_that_stands_ready_notices_a_reset(
+    def test_prefork_server_notices_a_device_that_needs_a_reset(
         self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
         site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)

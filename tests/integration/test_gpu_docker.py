@@ -53,7 +53,7 @@ def test_without_nv_gpu_the_image_decides(gpu_docker: GpuDocker, driver: Driver)
     assert inside.gpu_minors == set()
 
 
-def test_options_given_by_hand_win(gpu_docker: GpuDocker, driver: Driver) -> None:
+def test_explicit_docker_options_override_nv_gpu(gpu_docker: GpuDocker, driver: Driver) -> None:
     words = ("run", "--rm", "-e", "NVIDIA_VISIBLE_DEVICES=1", image("debian"))
     inside = seen(gpu_docker(*words, *look(driver.minors), NV_GPU="0"))
     assert inside.gpu_minors == {driver.gpus[1].minor}
@@ -68,7 +68,7 @@ def test_arguments_arrive_whole(gpu_docker: GpuDocker) -> None:
     assert gpu_docker(*words).ok().stdout == "".join(f"{word}|" for word in odd)
 
 
-def test_an_unknown_gpu_is_said_by_docker(gpu_docker: GpuDocker) -> None:
+def test_an_unknown_gpu_is_refused_by_docker(gpu_docker: GpuDocker) -> None:
     done = gpu_docker("run", "--rm", image("debian"), "true", NV_GPU="99").failed()
     assert "99" in done.stderr
 

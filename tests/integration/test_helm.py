@@ -125,7 +125,7 @@ def test_distributions(tmp_path: Path, mode: str, distribution: str) -> None:
     assert environment(containers(pod)["installer"])["INSTALL_NODE_DISTRIBUTION"] == distribution
 
 
-def test_who_may_ask_for_metrics() -> None:
+def test_network_policy_admits_only_prometheus_by_default() -> None:
     """Only Prometheus, by default."""
     [policy] = policies("--set=metrics.enabled=true")
     assert policy["spec"]["podSelector"]["matchLabels"] == {
@@ -278,12 +278,14 @@ def unconfined(*words: str) -> tuple[object, bool]:
 @pytest.mark.parametrize(
     ("more", "expected"), [((), False), (("--set=mps=true",), True), (("--set=mode=remove",), True)]
 )
-def test_who_restarts_nothing_sees_no_process(more: tuple[str, ...], expected: bool) -> None:
+def test_installer_without_restarts_sees_no_host_processes(
+    more: tuple[str, ...], expected: bool
+) -> None:
     profile, sees = unconfined("--set=mode=runtime", "--set=installer.restart=none", *more)
     assert (profile is not None, sees) == (expected, expected)
 
 
-def test_it_is_sound() -> None:
+def test_chart_passes_lint_and_its_values_are_described() -> None:
     helm("lint", "--strict").ok()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())

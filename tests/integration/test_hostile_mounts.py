@@ -255,7 +255,7 @@ def test_a_shared_volume_is_refused(driver: Path, image: Path, volume: Path) -> 
     unmount(image)
 
 
-def test_a_root_shared_with_nobody_works(driver: Path, image: Path) -> None:
+def test_a_root_with_shared_propagation_and_no_peers_works(driver: Path, image: Path) -> None:
     """Docker's mounts for ``-v /x:/x:rshared``: its root is a mount private to the host."""
     make_private(image)
     before = mount_table()

@@ -91,7 +91,7 @@ def unrecorded(bundle: GpuBundle, driver: Driver, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("namespaces", "processes"), [(1, 300), (450, 1)], ids=["one", "many"])
 @ONE
-def test_mounts_by_the_thousand_make_nobody_wait(
+def test_thousands_of_mounts_do_not_delay_commands(
     bundle: Bundle,
     installation: Installation,
     unrecorded: Path,

@@ -150,7 +150,7 @@ def check_nobody_cares(
 
 @pytest.mark.parametrize("make", [as_pipe, as_folder, as_link, as_socket])
 @ONE
-def test_what_a_user_has_in_tmp_is_no_part_of_the_driver(
+def test_user_files_in_tmp_are_ignored_by_driver_discovery(
     bundle: Bundle,
     installation: Installation,
     config: Path,
@@ -174,7 +174,7 @@ def test_a_users_filesystem_in_tmp_isnt_asked(
         check_nobody_cares(bundle, installation, config, *COMMANDS)
 
 
-def test_nothing_below_a_folder_of_everybodys_is_looked_at(tmp_path: Path) -> None:
+def test_paths_below_a_world_writable_folder_are_refused(tmp_path: Path) -> None:
     for mode in (0o777, 0o1777):
         shared = tmp_path / f"{mode:o}"
         as_folder(shared)
@@ -347,7 +347,7 @@ def test_daemons_and_users_end_no_standing_process(
         site.clear()
 
 
-def test_what_cannot_be_looked_at_is_the_drivers_error(
+def test_a_dead_filesystem_over_driver_files_causes_a_short_error(
     installation: Installation, machine: Driver, tmp_path: Path
 ) -> None:
     """Here a filesystem whose server has died, over a folder of the driver's."""

@@ -109,7 +109,7 @@ WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin
     ],
     ids=["user", "pid namespace", "user namespace", "no rights", "set-user-ID"],
 )
-def test_who_is_no_daemon_of_roots_gets_no_signal(
+def test_processes_other_than_daemons_of_root_get_no_signal(
     site: Site, way: tuple[str, ...], mode: int
 ) -> None:
     words = [f"--config-file={site.config}"]
@@ -121,7 +121,9 @@ def test_who_is_no_daemon_of_roots_gets_no_signal(
         assert other.poll() is None
 
 
-def test_who_means_roots_docker_is_told(site: Site, workspace: Path, reachable: Path) -> None:
+def test_a_user_is_warned_that_the_running_docker_is_of_root(
+    site: Site, workspace: Path, reachable: Path
+) -> None:
     home = folder_of_his(workspace, "home-of-dockers-user")
     words: list[str | Path] = [*AS_STRANGER, "env", "-i", f"HOME={home}", "PATH=/usr/bin:/bin"]
     words += [reachable / "gpuhook", "install", "--engine=docker"]
@@ -263,7 +265,7 @@ def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
 @pytest.mark.parametrize("protected", [False, True])
-def test_a_link_that_a_stranger_put_into_a_folder_for_everybody(
+def test_another_users_link_in_a_world_writable_folder_is_refused(
     site: Site, protected: bool
 ) -> None:
     """Also where the kernel forbids following it (fs.protected_symlinks), systemd's default."""
@@ -336,7 +338,7 @@ def test_a_state_folder_of_a_strangers(site: Site) -> None:
     assert site.config.read_bytes() == installed
 
 
-def test_root_looks_into_no_home(site: Site) -> None:
+def test_root_commands_ignore_a_home_folder_in_the_environment(site: Site) -> None:
     """Whatever the environment names: sudo may keep a user's."""
     home = folder_of_his(site.folder, "home")
     env = {"HOME": str(home), "XDG_CONFIG_HOME": f"{home}/.config"}
@@ -349,7 +351,7 @@ def test_root_looks_into_no_home(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_a_stranger_put_where_the_report_goes(
+def test_a_report_path_that_is_another_users_link_or_pipe_is_refused(
     site: Site, driver: Driver, configs: dict[str, Path], kind: str
 ) -> None:
     his = folder_of_his(site.folder, "his") / "report.tar.gz"

@@ -85,7 +85,7 @@ def test_other_containers_stop_no_removal(
         site.gpuhook("uninstall").ok()
 
 
-def test_what_strangers_say_does_not_count(
+def test_processes_of_other_users_do_not_prevent_removal(
     workspace: Path, site: Site, installation: Installation
 ) -> None:
     folder = workspace / "in-use"  # which a stranger may enter

@@ -177,7 +177,7 @@ def bundle_of(site: Site, container: str) -> dict[str, Any]:
     return spec
 
 
-def test_as_default_runtime(
+def test_default_runtime_gives_gpus_only_to_pods_that_ask(
     site: Site, driver: Driver, configs: dict[str, Path], archive: Path, pause_archive: Path
 ) -> None:
     """A pod that names no RuntimeClass gets GPUs too, and one that wants none gets none."""
@@ -302,7 +302,7 @@ def every_runtime_works(site: Site, config: Path, pause_archive: Path) -> None:
                 pass
 
 
-def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:
+def test_uninstall_keeps_later_changes_of_the_administrator(site: Site) -> None:
     text = site.config.read_text()
     site.gpuhook("install").ok()
     site.config.write_text(site.config.read_text().replace("# Kubernetes", "# k8s"))
@@ -311,7 +311,7 @@ def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:
 
 
 @pytest.mark.parametrize("text", ["version = ", "[plugins", 'version = "two"', "version = 2\n\xff"])
-def test_a_file_that_does_not_parse_is_left_alone(site: Site, text: str) -> None:
+def test_an_unparsable_config_is_refused_and_unchanged(site: Site, text: str) -> None:
     site.config.write_text(text, encoding="latin-1")
     before = contents(site.folder)
     done = site.gpuhook("install")

@@ -142,7 +142,7 @@ def test_install_run_uninstall(site: Site, driver: Driver) -> None:
     assert "gpu-py" in site.docker.run(DEBIAN, "true").failed().stderr
 
 
-def test_as_default_runtime(site: Site, driver: Driver) -> None:
+def test_default_runtime_gives_gpus_until_uninstalled(site: Site, driver: Driver) -> None:
     site.gpuhook("install", "--set-default", "--reload").ok()
     assert site.default_runtime() == "gpu-py"
     done = site.docker.call("run", "--rm", "-e", TWO[0], DEBIAN, "nvidia-smi", "-L").ok()
@@ -190,7 +190,7 @@ def test_a_running_docker_forgets_what_its_file_no_longer_says(
     assert not site.state.exists()
 
 
-def test_it_is_done_once_a_slow_docker_has_read_its_file(site: Site) -> None:
+def test_install_waits_until_a_slow_docker_has_read_its_config(site: Site) -> None:
     """Then `docker run` may be the next command."""
     words = ["install", "--engine=docker", "--reload", f"--config={site.config}"]
     assert site.docker.pid is not None
@@ -297,7 +297,7 @@ def test_a_runtime_with_arguments_is_in_use(site: Site) -> None:
     assert f"docker stop {name}." in done.stderr
 
 
-def test_a_default_runtime_by_hand_is_in_use(site: Site) -> None:
+def test_uninstall_is_refused_while_gpu_py_is_the_default_runtime(site: Site) -> None:
     program = site.command.with_name("gpu-py")
     runtimes = {"gpu-py": {"path": str(program)}}
     site.config.write_text(json.dumps({"runtimes": runtimes, "default-runtime": "gpu-py"}))
@@ -314,7 +314,7 @@ def test_a_default_runtime_by_hand_is_in_use(site: Site) -> None:
     assert "nothing to remove" in site.gpuhook("uninstall", "--unless-in-use").ok().stdout
 
 
-def test_what_the_admin_changed_meanwhile_stays(site: Site) -> None:
+def test_uninstall_keeps_later_changes_of_the_administrator(site: Site) -> None:
     site.gpuhook("install", "--set-default", "--cdi").ok()
     changed = site.config.read_text().replace('"10m"', '"20m"')
     site.config.write_text(changed)
@@ -338,7 +338,7 @@ def test_containers_that_need_the_runtime_are_named(site: Site) -> None:
 
 
 @pytest.mark.parametrize("text", ["{,}", '{"runtimes": ', "[]", "\udcff"])
-def test_a_file_that_does_not_parse_is_left_alone(site: Site, text: str) -> None:
+def test_an_unparsable_config_is_refused_and_unchanged(site: Site, text: str) -> None:
     content = text.encode("utf-8", "surrogateescape")
     site.config.write_bytes(content)
     done = site.gpuhook("install")
@@ -421,7 +421,7 @@ class ApiConnection(http.client.HTTPConnection):
     ],
     ids=["environment", "devices", "both"],
 )
-def test_what_compose_asks_for(
+def test_requests_of_docker_compose_select_gpus(
     registered: Site, driver: Driver, environment: list[str], more: dict[str, Any]
 ) -> None:
     """compose's ``environment`` and ``deploy.resources.reservations.devices``."""

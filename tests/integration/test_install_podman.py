@@ -167,7 +167,9 @@ def test_gpu_py_calls_podmans_own_runtime(
             mine.write_bytes(before)
 
 
-def test_as_default_runtime(gpuhook: Installer, storage: Podman, driver: Driver) -> None:
+def test_default_runtime_gives_the_requested_gpus(
+    gpuhook: Installer, storage: Podman, driver: Driver
+) -> None:
     gpuhook("install", "--set-default").ok()
     default = dataclasses.replace(storage, runtime=None)
     done = default.run(DEBIAN, "nvidia-smi", "-L", env=TWO).ok()
@@ -261,7 +263,7 @@ def test_hook_that_refuses(gpuhook: Installer, engine: Podman, stage: str) -> No
 
 
 @pytest.mark.parametrize("way", [["--set-default"], ["--hook=prestart"], ["--hook=precreate"]])
-def test_what_was_refused_can_be_found_later(
+def test_a_refusal_is_recorded_for_later_diagnosis(
     installation: Installation,
     gpuhook: Installer,
     engine: Podman,

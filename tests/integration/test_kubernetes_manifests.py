@@ -68,7 +68,7 @@ def test_pods_are_told_apart(variant: str) -> None:
         assert template == each["spec"]["selector"]["matchLabels"]
 
 
-def test_who_may_do_what(variant: str) -> None:
+def test_pods_have_minimal_privileges(variant: str) -> None:
     for document in daemon_sets(variant):
         pod = pod_of(document)
         is_installers = "installer" in containers(pod)
@@ -116,7 +116,7 @@ def test_every_volume_is_used_and_every_mount_has_one(variant: str) -> None:
         assert set(named) == used
 
 
-def test_what_is_monitored_is_there() -> None:
+def test_service_monitor_matches_the_service_and_its_pods() -> None:
     """The operator's names for the Service and its port are the Service's."""
     documents = {each["kind"]: each for each in render("overlays/metrics-operator")}
     service, monitor = documents["Service"], documents["ServiceMonitor"]
@@ -142,7 +142,7 @@ def test_every_privilege_and_every_folder_of_the_node_has_its_reason(path: Path)
             assert " # " in line or lines[above].lstrip().startswith("#"), f"{path}:{at + 1}"
 
 
-def test_fields_are_what_kubectl_knows(variant: str, tmp_path: Path) -> None:
+def test_daemon_set_fields_are_known_to_kubectl(variant: str, tmp_path: Path) -> None:
     """A field that the API doesn't have is lost where kubectl reads the object and writes it."""
     for document in daemon_sets(variant):
         assert missing(document, through_kubectl(document, tmp_path / "sent.yaml")) == []

@@ -162,7 +162,7 @@ def test_killed_at_any_moment(fresh: Node) -> None:
 
 
 @pytest.mark.parametrize("name", ["program", "link"])
-def test_what_others_put_there_stays(fresh: Node, name: str) -> None:
+def test_foreign_files_in_the_program_folder_are_unchanged(fresh: Node, name: str) -> None:
     """As where --folder names a folder that others use, too."""
     programs = fresh.path("/opt/gpuhook/bin")
     programs.mkdir(parents=True)
@@ -176,7 +176,7 @@ def test_what_others_put_there_stays(fresh: Node, name: str) -> None:
         assert snapshot(fresh) == before
 
 
-def test_what_was_damaged_is_replaced(fresh: Node) -> None:
+def test_a_damaged_installation_is_replaced(fresh: Node) -> None:
     install(fresh, "install", "--engine=none").ok()
     first = current(fresh)
     fresh.path(first / "lib/libc.so.6").write_bytes(b"")
@@ -367,7 +367,7 @@ def wait_for_line(node: Node, container: str, text: str) -> str:
     return said()
 
 
-def test_whose_conmon_is_waited_for(fresh: Node, workspace: Path) -> None:
+def test_removal_waits_only_for_conmon_of_root(fresh: Node, workspace: Path) -> None:
     """Root's own; a stranger may call a process so and give it the same words."""
     words = ("-r", GPU_PY)
     enter = fresh.space.enter()

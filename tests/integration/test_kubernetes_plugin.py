@@ -72,7 +72,9 @@ def test_the_base(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
         offered(kept, container, kubelet, len(driver.gpus))
 
 
-def test_where_the_environment_counts(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_environment_overlay_passes_devices_by_variable(
+    kept: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     host = {"/": str(driver.root)}
     with plugin(kept, "overlays/environment", kubelet, host) as container:
         offered(kept, container, kubelet, len(driver.gpus))

@@ -193,7 +193,7 @@ def test_a_careful_pod(
 
 
 @pytest.mark.parametrize("runtime", ["gpu-py", "gpu-py-crun"])
-def test_one_more_device_in_a_user_namespace(
+def test_pod_in_a_user_namespace_gets_gpus_and_another_device(
     runtime: str, cri: Cri, workspace: Path, sid: Release, machine: Machine, documents: Path
 ) -> None:
     """The kubelet's hostUsers: false, and a node of another plugin's; crun loses the bundle."""

@@ -239,6 +239,6 @@ def test_a_driver_that_fails_leaves_the_file(
     "words",
     [("--remove",), ("--interval", "5"), ("--output", "x", "--node", "y"), ("--node", "A/B")],
 )
-def test_what_does_not_go_together(words: tuple[str, ...], labels: Labels) -> None:
+def test_invalid_option_combinations_are_refused(words: tuple[str, ...], labels: Labels) -> None:
     result = labels(*words).failed()
     assert result.stderr.startswith("gpuhook: ")

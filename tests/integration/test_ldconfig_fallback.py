@@ -161,7 +161,7 @@ def test_the_images_own_program_is_not_run(bundle: Bundle, configure: Configure)
     assert not (bundle.root / "ran").exists()
 
 
-def test_it_is_ended_when_an_image_makes_it_wait(bundle: Bundle, configure: Configure) -> None:
+def test_a_hanging_ldconfig_is_ended_after_a_timeout(bundle: Bundle, configure: Configure) -> None:
     (bundle.root / "etc/ld.so.conf").unlink()
     os.mkfifo(bundle.root / "etc/ld.so.conf")
     damaged = damage(bundle)

@@ -57,7 +57,7 @@ def test_a_device_has_one_container(place: Place, way: str) -> None:
 
 @ONE
 @pytest.mark.parametrize("theirs", WAYS)
-def test_those_of_other_ways_are_refused_too(place: Place, theirs: str) -> None:
+def test_a_leased_device_is_refused_to_every_other_injection_way(place: Place, theirs: str) -> None:
     first = place.ask("1", theirs)
     place.create(first, theirs).ok()
     for ours in (way for way in WAYS if way != theirs):
@@ -104,7 +104,7 @@ def test_a_container_that_cannot_be_created_has_nothing(place: Place) -> None:
 
 
 @ONE
-def test_who_has_what_is_listed_and_explained(place: Place) -> None:
+def test_list_and_explain_show_the_holder_of_a_device(place: Place) -> None:
     first = place.ask("1")
     place.create(first).ok()
     config = place.mode("hook")
@@ -125,7 +125,7 @@ def test_who_has_what_is_listed_and_explained(place: Place) -> None:
     instead='problems = (_LATE if not look.is_whole else "",)',
 )
 @ONE
-def test_who_sees_no_process_of_it_ends_no_lease(place: Place) -> None:
+def test_commands_in_another_pid_namespace_end_no_lease(place: Place) -> None:
     """As in a tool's container that has the state folder, without --pid=host."""
     first = place.ask("1")
     place.create(first).ok()

@@ -159,7 +159,7 @@ LEFT: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 @RUNTIMES
 @pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 @pytest.mark.parametrize("left", LEFT)
-def test_what_leads_to_another_version_leads_to_the_drivers(
+def test_links_to_another_driver_version_resolve_to_the_host_driver(
     kept: Machine, left: str, mode: str
 ) -> None:
     kept.image(*LEFT[left])
@@ -187,7 +187,9 @@ OTHERS: dict[str, tuple[dict[str, str], dict[str, str], str, str]] = {
 @RUNTIMES
 @pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 @pytest.mark.parametrize("other", OTHERS)
-def test_what_is_another_makers_stays(kept: Machine, other: str, mode: str) -> None:
+def test_files_and_links_of_other_vendors_are_unchanged(
+    kept: Machine, other: str, mode: str
+) -> None:
     files, links, name, text = OTHERS[other]
     kept.image(files, links)
     assert kept.start("new", mode, f"cat {LIBS}/{name} || true") == ([text] if text else [])

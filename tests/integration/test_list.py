@@ -161,7 +161,7 @@ def test_node_that_the_container_has_mounted_itself_is_not_counted(
 @pytest.mark.parametrize("known", ["record", "nodes"])
 @pytest.mark.parametrize("command", ["list", "repair"])
 @ONE
-def test_filesystem_that_does_not_answer_makes_nobody_wait(
+def test_filesystem_that_does_not_answer_delays_no_command(
     bundle: GpuBundle,
     installation: Installation,
     driver: Driver,
@@ -210,7 +210,7 @@ def test_an_overlay_on_one_that_does_not_answer(
     "a process with the host's root hides no container in its mounts",
     instead="return True",
 )
-def test_a_process_that_waits_with_the_hosts_root_hides_nobody(
+def test_a_waiting_process_with_the_host_root_hides_no_container(
     installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
     """As a shell does that has made a root folder's mounts, and waits for chroot."""
@@ -370,7 +370,7 @@ def test_files_are_listed_on_request(
 
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--format=json"], ["repair", "--all"]])
-def test_without_root_it_is_said_that_others_are_not_seen(
+def test_a_user_without_root_is_warned_of_unlisted_containers(
     reachable: Path, configs: dict[str, Path], words: list[str]
 ) -> None:
     """Without capabilities and as user nobody, whose containers can't be there."""

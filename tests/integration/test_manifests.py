@@ -308,7 +308,7 @@ def test_lines_of_fstab(folder: root_folders.Folder) -> None:
 
 
 @RUNTIMES
-def test_what_the_image_has_of_others_stays(
+def test_manifests_of_other_vendors_in_an_image_are_unchanged(
     place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
     """Also where a link in the image has the name of the driver's manifest."""

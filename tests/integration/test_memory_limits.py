@@ -239,7 +239,7 @@ REFUSED = {
 @ONE
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
-def test_what_a_driver_cannot_do_is_refused(
+def test_a_limit_that_the_driver_does_not_support_is_refused(
     place: Place, installation: Installation, name: str, way: str
 ) -> None:
     options, without, why = REFUSED[name]
@@ -272,7 +272,7 @@ def is_said(place: Place, done: Result, why: str) -> None:
         ("../0=8GiB", "isn't one of the container's devices"),
     ],
 )
-def test_what_makes_no_sense_is_refused(place: Place, word: str, why: str) -> None:
+def test_an_invalid_memory_limit_is_refused(place: Place, word: str, why: str) -> None:
     done = place.run(place.made(f"GPUHOOK_DEVICE_MEMORY={word}", command="echo started"))
     assert done.status != 0
     assert "started" not in done.stdout
@@ -347,7 +347,7 @@ def test_documents_alone_are_refused(place: Place) -> None:
 )
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
-def test_a_cgroup_that_others_are_in_is_limited_for_nobody(place: Place, way: str) -> None:
+def test_a_limit_in_a_cgroup_with_other_processes_is_refused(place: Place, way: str) -> None:
     """A limit would apply to all containers there, and the next one's would replace it."""
     name = f"gpuhook-{os.getpid()}-{place.folder.name}"
     folder = f"/sys/fs/cgroup/{name}"
@@ -448,7 +448,7 @@ def test_no_soft_limit_remains(place: Place, way: str, is_set_before: bool) -> N
 
 
 @ONE
-def test_what_is_used_of_a_limit_is_the_cgroups(place: Place) -> None:
+def test_list_and_stats_show_memory_use_and_limit(place: Place) -> None:
     """The driver's own list of processes names the container's first one with 2 GiB."""
     config = place.configured()
     made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0", command="sleep 999")

@@ -94,7 +94,7 @@ def test_no_container_waits_for_a_slow_driver(limited: Site) -> None:
 
 
 @ONE
-def test_who_has_no_limit_keeps_nothing(limited: Site) -> None:
+def test_no_nvml_session_is_kept_without_a_limit(limited: Site) -> None:
     for _ in range(3):
         assert limited.run().status == 0
     wait_until(limited.is_standing, "a prefork server runs, and nothing beside it")
@@ -112,7 +112,7 @@ def test_whatever_becomes_of_it_the_limit_is_set(limited: Site, how: signal.Sign
 
 @ONE
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_it_ends_with_the_process_that_stands_ready(limited: Site, how: signal.Signals) -> None:
+def test_nvml_session_ends_with_the_prefork_server(limited: Site, how: signal.Signals) -> None:
     keeper = keep(limited)
     os.kill(limited.server, how)
     wait_until(lambda: not is_running(keeper), "it is gone")
@@ -120,7 +120,7 @@ def test_it_ends_with_the_process_that_stands_ready(limited: Site, how: signal.S
 
 
 @ONE
-def test_it_holds_its_own_alone(limited: Site) -> None:
+def test_nvml_session_holds_only_its_own_files(limited: Site) -> None:
     keeper = keep(limited)
     found = sorted(name.partition(":")[0] for name in open_files(keeper))
     assert found == ["/dev/null", "/dev/null", "/dev/null", "pipe", "socket"]

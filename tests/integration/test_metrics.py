@@ -183,7 +183,9 @@ def test_a_driver_that_hangs_when_asked_for_its_devices(
     run([installation.command, "simulate", "--remove", here.root]).ok()
 
 
-def test_a_port_that_is_taken_and_a_client_that_says_nothing(configs: dict[str, Path]) -> None:
+def test_a_taken_port_is_refused_and_a_silent_client_blocks_nothing(
+    configs: dict[str, Path],
+) -> None:
     with exporter(configs["runc"]) as port:
         argv = [*COMMAND, "--listen", f"127.0.0.1:{port}", "--config", str(configs["runc"])]
         taken = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -64,7 +64,7 @@ def values(samples: Samples, name: str) -> dict[str, float]:
     }
 
 
-def test_what_mig_devices_do_is_said_in_the_first_look_and_then_since_the_last(make: type) -> None:
+def test_first_scrape_has_utilization_and_later_ones_cover_the_interval(make: type) -> None:
     here = make("--gpus=2", "--mig=0:1g.18gb,2g.35gb")
     first = load_machine(str(here.driver.root)).gpus[0].migs[0].uuid
     whole = here.driver.gpus[1].uuid
@@ -212,7 +212,7 @@ def _is_removed(folder: Path) -> bool:
     return True
 
 
-def test_what_a_slurm_job_uses_outside_of_containers(
+def test_gpu_use_of_a_slurm_job_outside_containers_is_reported(
     driver: Driver, configs: dict[str, Path], job: int
 ) -> None:
     device = driver.gpus[1].uuid

@@ -116,7 +116,7 @@ def test_the_compute_mode_is_set_and_set_back(site: Site) -> None:
 )
 @OLDEST
 @ONE
-def test_what_is_mounted_in_the_shared_memory_keeps_nobody_from_the_end(site: Site) -> None:
+def test_user_mounts_in_shared_memory_do_not_prevent_mps_stop(site: Site) -> None:
     """As every user may mount (FUSE) in a folder of theirs there; version 3 has none."""
     site.mps("start").ok()
     place = site.state / "mps/shm/his"
@@ -322,10 +322,10 @@ def test_a_client_that_comes_before_the_limits(site: Site) -> None:
     "mps-unwritten",
     "MPS: a daemon that nobody wrote down is ended",
     instead="for process in (state.daemon,):",
-    only="575 and wrote_down",
+    only="575 and unrecorded",
 )
 @ONE
-def test_a_daemon_that_nobody_wrote_down_is_ended(site: Site) -> None:
+def test_an_unrecorded_daemon_is_ended(site: Site) -> None:
     """As after a kill between its start and that."""
     site.mps("start").ok()
     program = site.installation.command.parent / "python"

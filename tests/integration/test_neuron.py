@@ -83,7 +83,7 @@ class TestNeuron(Contract):
         assert nodes_seen(devices.started(bundle, config)) == expected(devices, 3)
 
     @ONE
-    def test_cores_of_other_devices_are_said(
+    def test_visible_cores_of_other_devices_cause_a_warning(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         bundle.environ(f"{ASK}=4", "NEURON_RT_VISIBLE_CORES=0-1")

@@ -134,7 +134,7 @@ def test_an_unknown_capability(node: Node, driver: Driver) -> None:
     assert "gpuhook nri: 'magic' isn't a driver capability" in kept.read_text()
 
 
-def test_what_there_is_not(node: Node) -> None:
+def test_an_unknown_gpu_is_refused(node: Node) -> None:
     with node.plugin(), pytest.raises(CriError, match="99"):
         inside(node, "NVIDIA_VISIBLE_DEVICES=99")
 
@@ -211,7 +211,7 @@ def test_the_time_it_takes(node: Node) -> None:
     assert min(times) < 6 * 1000 * yardstick(), times
 
 
-def test_by_names_of_cdi_devices(node: Node, driver: Driver) -> None:
+def test_cdi_device_names_give_gpus_only_with_containerd_2(node: Node, driver: Driver) -> None:
     """containerd 2.1 takes them; 1.7 passes over them, and no GPU is given."""
     node.system.gpuhook("cdi", "generate", "--output", "/etc/cdi")
     with node.plugin("--cdi"):

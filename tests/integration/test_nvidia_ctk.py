@@ -114,7 +114,7 @@ def test_documents_of_some_devices(ctk: Caller) -> None:
     assert "no GPU or MIG device '7'" in done.stderr
 
 
-def test_where_images_have_newer_cuda_is_as_configured(ctk: Caller) -> None:
+def test_cuda_compat_root_must_match_the_configuration(ctk: Caller) -> None:
     usual = "--cuda-compat-container-root=/usr/local/cuda/compat"
     assert ctk("cdi", "generate", usual).ok().stdout == ctk("cdi", "generate").ok().stdout
     done = ctk("cdi", "generate", "--cuda-compat-container-root=/opt/compat").failed()

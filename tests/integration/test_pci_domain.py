@@ -68,7 +68,7 @@ def test_a_container_by_a_document(
 
 
 @ONE
-def test_what_commands_say(
+def test_commands_show_long_pci_domains(
     bundle: Bundle, installation: Installation, far: tuple[str, Driver]
 ) -> None:
     domain, driver = far

@@ -150,7 +150,7 @@ def test_the_runtime_makes_what_every_user_may_read(site: Site, tmp_path: Path) 
 
 
 @RUNTIMES
-def test_it_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
+def test_prefork_server_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)
     try:
@@ -188,7 +188,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
     instead="pass",
 )
 @ONE
-def test_it_is_as_ordinary_as_init(site: Site) -> None:
+def test_prefork_server_has_default_priority_limits_and_signals(site: Site) -> None:
     """Others' containers don't start more slowly, or fail, because its caller's were to."""
     limits = ("--fsize=200000000:", "--cpu=100:")
     lends = (sys.executable, "-c", LENDS, "setarch", "-R", "nice", "-n", "19", "prlimit", *limits)
@@ -238,7 +238,7 @@ def allowed(target: str, site: Site, pid: int) -> bool:
     instead='for path in ("/proc/self/oom_score_adj", *()):',
     only="no_cgroup and runc-host",
 )
-def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
+def test_prefork_server_is_in_no_cgroup_of_its_caller(site: Site) -> None:
     """A scope or a pod could not end before it."""
     folder = "/sys/fs/cgroup" + ("" if site.bundle.namespace.cgroups == "v2" else "/devices")
     name = f"{CGROUP_PARENT}-standby"
@@ -256,7 +256,7 @@ def test_it_is_in_no_cgroup_of_its_caller(site: Site) -> None:
 
 
 @ONE
-def test_its_memory(site: Site) -> None:
+def test_prefork_server_memory_stays_below_its_limit(site: Site) -> None:
     site.stand()
     site.works()
     wait_until(site.is_standing, "a prefork server runs")

@@ -92,7 +92,7 @@ def place(site: Site, tmp_path: Path) -> Place:
     return Place(site, tmp_path)
 
 
-def test_by_an_engine(place: Place) -> None:
+def test_prefork_server_serves_cdi_specs_applied_by_an_engine(place: Place) -> None:
     """Whichever program applied the spec, once another container has left a server running."""
     place.by_engine()
     place.works(place.engine_starts())
@@ -103,7 +103,7 @@ def test_by_an_engine(place: Place) -> None:
     assert place.hooks() == 1
 
 
-def test_by_gpu_py(place: Place) -> None:
+def test_prefork_server_serves_cdi_specs_applied_by_gpu_py(place: Place) -> None:
     """The first by a helper, which stays; the next by a child of that."""
     place.by_gpu_py()
     place.stand()

@@ -120,7 +120,7 @@ def status_of(pid: int) -> str:
 
 
 @ONE
-def test_everybody_who_is_stopped_comes_to_an_end(site: Site) -> None:
+def test_all_stopped_prefork_processes_end(site: Site) -> None:
     """A child too, wherever it was on its way to the answer: so no launcher waits for more."""
     site.stand()
     server = site.server
@@ -466,7 +466,9 @@ def test_our_own_files_change(
     instead="if not self.is_same():",
 )
 @ONE
-def test_one_of_our_own_files_is_written_in_place(site: Site, tmp_path: Path) -> None:
+def test_server_is_replaced_after_a_package_file_is_written_in_place(
+    site: Site, tmp_path: Path
+) -> None:
     site.installation = copy_of(site.installation, tmp_path / "venv")
     site.stand_again(())
     before = site.processes

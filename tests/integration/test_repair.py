@@ -136,7 +136,7 @@ def _status(bundle: Bundle, runtime: str) -> str:
     return state["status"]
 
 
-def test_what_was_lost_is_given_back(running: Running, driver: Driver) -> None:
+def test_repair_restores_exactly_the_lost_devices(running: Running, driver: Driver) -> None:
     given = [f"/dev/nvidia{gpu.minor}" for gpu in driver.chosen(0, 2)] + ["/dev/nvidiactl"]
     foreign = running.make_node(driver.gpus[5].minor)
     assert {running.opens(node) for node in given} == {"ENXIO"}
@@ -264,7 +264,7 @@ def test_without_a_record_of_it_nothing_is_given(
     assert one.opens(f"/dev/nvidia{driver.gpus[0].minor}") == "EPERM"
 
 
-def test_what_a_hook_alone_gave_is_not_said_to_last(
+def test_repair_warns_that_daemon_reload_removes_hook_only_access(
     started: Callable[..., Running], configs: dict[str, Path], bundle: Bundle, driver: Driver
 ) -> None:
     """systemd, whose scope the cgroup is, has its rules from config.json."""

@@ -170,7 +170,9 @@ def test_whatever_needs_no_root_is_installed(user: User, installation: Installat
         shutil.rmtree(settings.parent)
 
 
-def test_what_is_not_saved_is_not_called_so(user: User, installation: Installation) -> None:
+def test_refresh_fails_if_the_inventory_cannot_be_saved(
+    user: User, installation: Installation
+) -> None:
     """After root has saved an inventory, the folder exists and is writable only by root."""
     command = installation.command
     user.namespace.run(command, "refresh", "--config", user.config).ok()
@@ -235,7 +237,7 @@ def test_gpus_by_cdi(cdi: User, driver: Driver) -> None:
         assert done.stdout.splitlines() == lines_of_nvidia_smi(gpus)
 
 
-def test_another_makers_device(installed: User) -> None:
+def test_a_cdi_spec_of_root_is_used_unless_world_writable(installed: User) -> None:
     """Root's document: in the user's namespaces, its owner has no number."""
     device = {"name": "a", "containerEdits": {"env": ["MAKER_A=1"]}}
     whole = {"cdiVersion": "0.5.0", "kind": "maker.example/card", "devices": [device]}

@@ -75,7 +75,7 @@ def _changed(system: Debian) -> set[str]:
     return {path for path in system.changed() if not path.startswith("var/lib/rpm")}
 
 
-def test_it_has_the_files_of_the_debian_package(
+def test_rpm_has_the_files_of_the_debian_package(
     packages: dict[str, Path], rpms: dict[str, Path]
 ) -> None:
     for name, package in packages.items():
@@ -99,7 +99,7 @@ def test_it_has_the_files_of_the_debian_package(
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_it_wants_the_libraries_that_the_debian_package_wants(
+def test_rpm_requires_the_libraries_of_the_debian_package(
     name: str, packages: dict[str, Path], rpms: dict[str, Path]
 ) -> None:
     """By the names that Python's packages have there, of the same versions."""
@@ -125,7 +125,7 @@ def test_it_wants_the_libraries_that_the_debian_package_wants(
     )
 
 
-def test_it_is_installed_and_leaves_nothing(system: Debian) -> None:
+def test_rpm_is_installed_and_removed_without_leftovers(system: Debian) -> None:
     before = _changed(system)
     said = system.call(*rpm(), "-i", "/gpuhook.rpm").stdout
     assert "run gpuhook install (/usr/share/doc/gpuhook/README.md)" in said
@@ -226,7 +226,7 @@ def test_removal_takes_gpu_py_out_of_the_engines(system: Debian) -> None:
     assert settings.read_text() == DAEMON_JSON
 
 
-def test_it_stays_while_a_document_of_somebodys_names_our_hook(
+def test_rpm_removal_is_refused_while_a_cdi_spec_names_the_hook(
     system: Debian, installation: Installation
 ) -> None:
     simulate(installation, system.root / "gpus", "--gpus=2")

@@ -168,7 +168,7 @@ class Contract:
 
     @RUNTIMES
     @MODES
-    def test_what_was_not_asked_for_cannot_be_opened(
+    def test_unrequested_devices_cannot_be_opened(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         in_mode(config, mode)
@@ -195,7 +195,7 @@ class Contract:
         assert vendors.gpus_seen(done, driver) == {5}
 
     @ONE
-    def test_what_cannot_be_had_is_refused_in_a_sentence(
+    def test_an_unsatisfiable_request_is_refused_in_one_sentence(
         self,
         bundle: Bundle,
         config: Path,
@@ -209,7 +209,7 @@ class Contract:
         assert re.fullmatch(f"gpu-py: {self.case.refused[refused]}\n", said), said
         bundle.call(low_level[0], "state", bundle.name).failed()
 
-    def test_the_hook_alone(
+    def test_hook_alone_gives_device_nodes_without_process_changes(
         self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
     ) -> None:
         """Nodes and their rules are its work; the process is what only a runtime can change."""
