@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import partial
@@ -27,6 +28,7 @@ from gpuhook.tools.doctor.engine_files import (
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
 from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.containerd_settings import COMPARES_VERSIONS, too_new
 from gpuhook.tools.engines.podman import monitor_variables, own_runtime
 
 CONTAINERD_FILE = "/etc/containerd/config.toml"
@@ -151,11 +153,29 @@ def _one_containerd(
         case.registered.append("containerd")
         yield finding
         return
+    if found := _too_new(machine, files, running):
+        text = f"{found} has a higher configuration version than {path}, which imports it: "
+        text += "containerd 2.3 and newer don't start then"
+        fix = f"Raise the version of {path} (containerd config migrate), or lower the other one"
+        yield failure("containerd-registered", text, fix)
+        return
     restart = owner.restart if owner else ""
     for finding in _registered(case, machine, "containerd", files, running, restart):
         yield finding
         if owner is not None and finding.check == "containerd-registered":
             yield from distributions.lost(machine, owner, path, install)
+
+
+def _too_new(machine: Machine, files: list[str], running: Process | None) -> str:
+    """Return an imported file because of which containerd doesn't start, "" for none."""
+    main, *others = (toml(machine, path)[0] for path in files)
+    imported = dict(zip(files[1:], others, strict=True))
+    if not too_new(main, imported, COMPARES_VERSIONS):
+        return ""
+    said = _version(machine, "containerd", running) or version_of(machine, "containerd")
+    match = re.match(r"(\d+)\.(\d+)", said)
+    program = (int(match[1]), int(match[2])) if match else None
+    return next(iter(too_new(main, imported, program)), "")
 
 
 def crio(case: Case) -> Iterator[Finding]:

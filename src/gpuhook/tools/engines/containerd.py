@@ -38,6 +38,7 @@ from gpuhook.tools.engines.containerd_settings import (
     programs_of,
     read_source,
     sets_cdi,
+    too_new,
     whole_file,
     with_tables,
     written_in,
@@ -166,10 +167,26 @@ def _with_drop_in(source: Source, ask: Ask, drop_in: str) -> Answer:
         main = _importing_target(source, ask, drop_in)
         targets = (_drop_in_target(source, ask, drop_in, settings), main)
         changed = replace(source, document=toml_text.parse(main.text, source.path))
+        _check_versions(changed, ask, drop_in)
         warnings += _more_read(source, changed, ask, drop_in)
         warnings += _overridden(changed, ask, drop_in)
     restart = containerd_files.restart(source.path)
     return Answer(targets, (restart,), tuple(warnings), restart=True)
+
+
+def _check_versions(changed: Source, ask: Ask, drop_in: str) -> None:
+    """Raise EngineError if containerd refuses the main file because of one that it imports."""
+    files = imported_files(changed, ask)
+    others = {path: files[path] for path in files if not is_same(path, drop_in)}
+    found = too_new(changed.document, others, changed.program)
+    if found:
+        raise EngineError(
+            f"{found[0]} has the configuration version {others[found[0]]['version']}, and "
+            f"{changed.path}, which would import it, {changed.version}: containerd 2.3 and newer "
+            "don't start then",
+            f"Raise the version of {changed.path} (containerd config migrate), or move "
+            f"{found[0]} away; then run this again",
+        )
 
 
 def _usual_drop_in(source: Source) -> str:

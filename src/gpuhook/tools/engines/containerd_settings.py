@@ -6,7 +6,7 @@ Source: containerd-config.toml(5), docs/cri/config.md; configuration versions 1 
 import copy
 import fnmatch
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpuhook.base import names as our_names
@@ -40,6 +40,8 @@ _SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 MERGES_TABLES = (2, 1)
 # Since this version, CRI settings of version 1 are ignored (seen with 2.1.9).
 IGNORES_VERSION_1 = _KNOWS_VERSION_3 = (2, 0)
+# Since this version, an imported file of a higher version than the main file's is an error.
+_KNOWS_VERSION_4 = COMPARES_VERSIONS = (2, 3)
 
 
 Version = tuple[int, int] | None
@@ -88,17 +90,42 @@ def read_source(path: str, program: Version) -> Source:
     data = read(path)
     text = decode(data or b"", path)
     document = toml_text.parse(text, path)
-    newest = 3 if program is not None and program >= (2, 0) else 2
-    version = document.get("version", 1 if document else newest)
+    version = document.get("version", 1 if document else _newest(program))
     if not isinstance(version, int) or version < 1:
         raise EngineError(
             f"{path} has the configuration version {version!r}, which doesn't exist",
             "Correct it and run this again; the file was not changed",
         )
-    # Only containerd 2 reads version 3.
+    # Only containerd 2 reads version 3 and 4.
     reader = max(program or (0, 0), (2, 0)) if version > 2 else program
     marks.check(ENGINE, path, data, lambda: reader and f"{reader[0]}.{reader[1]}")
     return Source(path, text, document, version, program)
+
+
+def _newest(program: Version) -> int:
+    """Return the newest configuration version that a containerd is known to read."""
+    known = program or (0, 0)
+    return 4 if known >= _KNOWS_VERSION_4 else 3 if known >= _KNOWS_VERSION_3 else 2
+
+
+def too_new(main: Document, imported: Mapping[str, Document], program: Version) -> list[str]:
+    """Return the imported files because of which containerd doesn't start.
+
+    Since 2.3 it accepts none of a higher version than the main file's (seen with 2.3.4).
+    ``program`` is its version; if that is unknown, only 2.3 and newer read version 4.
+    """
+    least = 0 if program is not None and program >= COMPARES_VERSIONS else 4
+    if program is not None and program < COMPARES_VERSIONS:
+        return []
+    most = _version_of(main) or 1
+    found = {path: _version_of(document) for path, document in imported.items()}
+    return [path for path, version in found.items() if version > most and version >= least]
+
+
+def _version_of(document: Document) -> int:
+    """Return the configuration version in a file, 0 if it has none."""
+    version = document.get("version")
+    return version if isinstance(version, int) else 0
 
 
 def with_tables(source: Source, ask: Ask, drop_in: str = "") -> Source:

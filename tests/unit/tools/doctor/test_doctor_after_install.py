@@ -29,7 +29,8 @@ def _statuses(tree: Tree, engine: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "version"), [*((name, "2") for name in CHECKS), ("containerd", "3")]
+    ("engine", "version"),
+    [*((name, "2") for name in CHECKS), ("containerd", "3"), ("containerd", "4")],
 )
 def test_install_and_uninstall(tree: Tree, engine: str, version: str) -> None:
     tree.program(f"/usr/bin/{PROGRAMS.get(engine, engine)}")

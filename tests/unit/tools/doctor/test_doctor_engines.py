@@ -329,6 +329,24 @@ def test_containerd_is_asked_what_it_takes_of_its_files(
     assert case.registered == (["containerd"] if status == "ok" else [])
 
 
+@pytest.mark.parametrize(
+    ("version", "main", "other", "refused"),
+    [("2.3.4", 3, 4, True), ("2.3.4", 2, 3, True), ("2.2.1", 2, 3, False), ("2.3.4", 4, 2, False)],
+)
+def test_containerd_with_an_imported_file_of_a_higher_version(
+    tree: Tree, version: str, main: int, other: int, refused: bool
+) -> None:
+    """containerd 2.3 doesn't start with it."""
+    tree.program("/usr/bin/containerd", f"#!/bin/sh\necho containerd x/v2 v{version} x\n")
+    tree.program(GPU_PY)
+    tree.write(CONTAINERD, f'version = {main}\nimports = ["conf.d/*.toml"]\n')
+    text = f"version = {other}\n" + RUNTIME_TABLES["2"].format(GPU_PY)
+    tree.write("/etc/containerd/conf.d/99-gpuhook.toml", text)
+    status, words = said(engines.containerd(tree.case))["containerd-registered"]
+    assert status == ("failure" if refused else "ok")
+    assert ("higher configuration version" in words) == refused
+
+
 def test_containerd_that_is_dockers_own_child(tree: Tree) -> None:
     child = "/var/run/docker/containerd/containerd.toml"
     tree.process(3, "containerd", "--config", child)

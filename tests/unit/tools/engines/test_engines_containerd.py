@@ -189,6 +189,50 @@ def test_without_any_file_a_new_one_is_written(tmp_path: Path) -> None:
     }
     assert tomllib.loads(drop_in.text)["version"] == 2
     assert tomllib.loads(answer(ask_for(config), (2, 0)).targets[1].text)["version"] == 3
+    targets = answer(ask_for(config), (2, 3)).targets
+    assert [tomllib.loads(each.text)["version"] for each in targets] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("main", "other", "program", "refused"),
+    [
+        (3, 4, (2, 3), True),
+        (3, 4, None, True),
+        (2, 3, (2, 3), True),
+        (2, 3, None, False),
+        (2, 3, (2, 2), False),
+        (3, 3, (2, 3), False),
+        (4, 2, (2, 3), False),
+    ],
+)
+@pytest.mark.parametrize("imports", ['imports = ["conf.d/*.toml"]\n', ""])
+def test_a_file_of_a_higher_version_is_not_imported(
+    config: Path,
+    imports: str,
+    main: int,
+    other: int,
+    program: tuple[int, int] | None,
+    refused: bool,
+) -> None:
+    """containerd 2.3 doesn't start with an imported file of a higher version than the main's."""
+    config.write_text(f"version = {main}\n{imports}")
+    (config.parent / "conf.d").mkdir()
+    later = config.parent / "conf.d/50-other.toml"
+    later.write_text(f"version = {other}\n")
+    if not refused:
+        assert answer(ask_for(config), program).targets
+        return
+    with pytest.raises(EngineError, match=f"{later} has the configuration version {other}"):
+        answer(ask_for(config), program)
+
+
+def test_our_own_file_of_a_higher_version_is_replaced(config: Path) -> None:
+    config.write_text("version = 4\n")
+    drop_in = answer(ask_for(config), (2, 3)).targets[0]
+    Path(drop_in.path).parent.mkdir()
+    Path(drop_in.path).write_text(drop_in.text)
+    config.write_text(f'version = 3\nimports = ["{drop_in.path}"]\n')
+    assert tomllib.loads(answer(ask_for(config), (2, 3)).targets[0].text)["version"] == 3
 
 
 def test_version_1_is_edited_in_place(config: Path) -> None:
