@@ -99,8 +99,8 @@ class Site:
         return runtimes_of(self.dump())
 
     def ignores_version_1(self) -> bool:
-        """Tell whether this containerd, from 2.0 on, finds no CRI settings in version 1."""
-        return int(self.dump()["version"]) > 2
+        """Tell whether this containerd, 2.0 to 2.2, finds no CRI settings in version 1."""
+        return int(self.dump()["version"]) == 3
 
     def call(self, *words: str | Path) -> Result:
         """Run ctr where the CRI's images are."""

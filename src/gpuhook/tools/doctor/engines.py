@@ -28,7 +28,7 @@ from gpuhook.tools.doctor.engine_files import (
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
 from gpuhook.tools.engines.ask import Ask
-from gpuhook.tools.engines.containerd_settings import COMPARES_VERSIONS, too_new
+from gpuhook.tools.engines.containerd_settings import MIGRATES_FILES, too_new
 from gpuhook.tools.engines.podman import monitor_variables, own_runtime
 
 CONTAINERD_FILE = "/etc/containerd/config.toml"
@@ -170,7 +170,7 @@ def _too_new(machine: Machine, files: list[str], running: Process | None) -> str
     """Return an imported file because of which containerd doesn't start, "" for none."""
     main, *others = (toml(machine, path)[0] for path in files)
     imported = dict(zip(files[1:], others, strict=True))
-    if not too_new(main, imported, COMPARES_VERSIONS):
+    if not too_new(main, imported, MIGRATES_FILES):
         return ""
     said = _version(machine, "containerd", running) or version_of(machine, "containerd")
     match = re.match(r"(\d+)\.(\d+)", said)

@@ -23,7 +23,6 @@ from gpuhook.tools.engines.containerd_settings import (
     BUILT_IN,
     CRI,
     ENGINE,
-    IGNORES_VERSION_1,
     Source,
     Version,
     add_runtimes,
@@ -124,7 +123,7 @@ def answer(ask: Ask, program: Version) -> Answer:
     if owner is None:
         placeholders.check(ENGINE, path, read_text(path) or "")  # protects: placeholders
         source = read_source(path, program)
-        programs = programs_of(get(source.document, source.cri) or {}).values()
+        programs = programs_of(source.settings_in(source.document) or {}).values()
         if managed.BOTTLEROCKETS.intersection(programs):
             raise managed.closed(ENGINE, "Bottlerocket")
         return _checked(
@@ -196,7 +195,7 @@ def _usual_drop_in(source: Source) -> str:
 def _warnings(source: Source, ask: Ask) -> list[str]:
     warnings = []
     program = source.program
-    if source.version == 1 and program is not None and program >= IGNORES_VERSION_1:
+    if source.version == 1 and program is not None and source.ignores_version_1:
         warnings.append(
             f"containerd {program[0]}.{program[1]} ignores the CRI settings in {source.path}, a "
             "file of version 1: Kubernetes can't use the runtime until the file has version = 2 "
@@ -243,7 +242,7 @@ def _more_read(source: Source, changed: Source, ask: Ask, drop_in: str) -> list[
 def _overridden(source: Source, ask: Ask, drop_in: str) -> list[str]:
     """Return a warning about a file that overrides our drop-in, because it is read later."""
     files = imported_files(source, ask, drop_in)
-    later = {path: get(files[path], source.cri) for path in files_after(files, drop_in)}
+    later = {path: source.settings_in(files[path]) for path in files_after(files, drop_in)}
     if source.merges:
         key = ("containerd", "default_runtime_name")
         return ask.unheeded({path: get(table or {}, key) for path, table in later.items()})

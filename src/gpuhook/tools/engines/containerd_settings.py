@@ -38,10 +38,11 @@ _SHIMS = "io.containerd."
 _SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # Before this version a plugin's table in an imported file replaces that of the main file.
 MERGES_TABLES = (2, 1)
-# Since this version, CRI settings of version 1 are ignored (seen with 2.1.9).
-IGNORES_VERSION_1 = _KNOWS_VERSION_3 = (2, 0)
-# Since this version, an imported file of a higher version than the main file's is an error.
-_KNOWS_VERSION_4 = COMPARES_VERSIONS = (2, 3)
+_KNOWS_VERSION_3 = (2, 0)
+# Since this version, each file is migrated by its own version, and an imported file of a higher
+# version than the main file's is an error. Before it, containerd 2 ignores CRI settings of version
+# 1 (seen with 2.1.9 and 2.3.4).
+_KNOWS_VERSION_4 = MIGRATES_FILES = (2, 3)
 
 
 Version = tuple[int, int] | None
@@ -75,10 +76,45 @@ class Source:
         return self.cri == CRI[3] or (self.program is not None and self.program >= (2, 0))
 
     @property
+    def migrates_files(self) -> bool:
+        """True if containerd is known to migrate each file by its own version."""
+        known = self.program is not None and self.program >= MIGRATES_FILES
+        return known or self.version > 3
+
+    def settings_in(self, document: Document) -> Document | None:
+        """Return the CRI settings that containerd takes from a file, None if it has none."""
+        if not self.migrates_files:
+            return _dict(get(document, self.cri))
+        version = _version_of(document) or 1
+        tables = [CRI[3]] + [CRI[2]] * (version < 4) + [CRI[1]] * (version < 2)
+        found = [table for path in tables if (table := _dict(get(document, path))) is not None]
+        return _migrated(found) if found else None
+
+    @property
+    def ignores_version_1(self) -> bool:
+        """True if containerd is known to ignore CRI settings of version 1."""
+        return self.program is not None and _KNOWS_VERSION_3 <= self.program < MIGRATES_FILES
+
+    @property
     def merges(self) -> bool:
         """True if containerd is known to merge a plugin's tables of several files."""
         known = self.program is not None and self.program >= MERGES_TABLES
         return known or self.merged_by_owner
+
+
+def _dict(value: object) -> Document | None:
+    return value if isinstance(value, dict) else None
+
+
+def _migrated(tables: list[Document]) -> Document:
+    """Return the CRI settings of tables of several versions in one file, the newest one first."""
+    result: Document = {}
+    for table in tables:
+        ours, theirs = result.get("containerd"), table.get("containerd")
+        result = {**table, **result}
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            result["containerd"] = {**theirs, **ours}
+    return result
 
 
 def read_source(path: str, program: Version) -> Source:
@@ -114,8 +150,8 @@ def too_new(main: Document, imported: Mapping[str, Document], program: Version) 
     Since 2.3 it accepts none of a higher version than the main file's (seen with 2.3.4).
     ``program`` is its version; if that is unknown, only 2.3 and newer read version 4.
     """
-    least = 0 if program is not None and program >= COMPARES_VERSIONS else 4
-    if program is not None and program < COMPARES_VERSIONS:
+    least = 0 if program is not None and program >= MIGRATES_FILES else 4
+    if program is not None and program < MIGRATES_FILES:
         return []
     most = _version_of(main) or 1
     found = {path: _version_of(document) for path, document in imported.items()}
@@ -188,9 +224,9 @@ def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:
     ``earlier`` are those registered by earlier installations.
     """
     ours = {program for _, program in ask.runtimes}
-    table = get(source.document, (*source.cri, "containerd", "runtimes"))
-    runtimes = table if isinstance(table, dict) else {}
-    programs = programs_of(get(source.document, source.cri) or {})
+    settings = source.settings_in(source.document) or {}
+    runtimes = _dict(get(settings, ("containerd", "runtimes"))) or {}
+    programs = programs_of(settings)
     return {name for name in runtimes if programs.get(name) not in ours and name not in earlier}
 
 
@@ -229,10 +265,10 @@ def sets_cdi(cri: Document, ask: Ask) -> bool:
 
 def effective_cri(source: Source, ask: Ask, drop_in: str) -> Document:
     """Return the CRI settings of the main file and its imports, without our drop-in."""
-    settings: Document = copy.deepcopy(get(source.document, source.cri) or {})
+    settings: Document = copy.deepcopy(source.settings_in(source.document) or {})
     for path, document in imported_files(source, ask).items():
-        table = get(document, source.cri)
-        if isinstance(table, dict) and not is_same(path, drop_in):
+        table = source.settings_in(document)
+        if table is not None and not is_same(path, drop_in):
             settings = _merged(settings, table) if source.merges else copy.deepcopy(table)
     return settings
 

@@ -247,7 +247,63 @@ def test_version_1_is_edited_in_place(config: Path) -> None:
     assert any("version 2" in warning for warning in found.warnings)
 
 
-@pytest.mark.parametrize(("program", "warned"), [(None, 0), ((1, 7), 0), ((2, 0), 1), ((2, 1), 1)])
+@pytest.mark.parametrize(
+    ("imported", "version", "tables", "program", "taken"),
+    [
+        (True, 1, 1, (2, 3), True),
+        (True, 2, 2, (2, 3), True),
+        (True, 2, 2, None, True),  # only containerd 2.3 reads the main file
+        (True, 3, 2, (2, 3), True),
+        (True, 3, 3, (2, 3), True),
+        (True, 4, 2, (2, 3), False),
+        (True, 4, 3, (2, 3), True),
+        (False, 2, 2, (2, 3), True),
+        (False, 3, 2, (2, 3), True),
+        (False, 4, 2, (2, 3), False),
+        (False, 4, 3, (2, 3), True),
+    ],
+)
+def test_containerd_2_3_migrates_each_file_by_its_own_version(
+    config: Path,
+    imported: bool,
+    version: int,
+    tables: int,
+    program: tuple[int, int] | None,
+    taken: bool,
+) -> None:
+    """As `containerd config dump` of 2.3.4 shows; a lost SystemdCgroup ends pods at once."""
+    head = f"version = {version}\n" if version > 1 else ""
+    table = f'[plugins."{PLUGINS[tables]}".containerd.runtimes.runc'
+    text = f"{head}{table}]\nruntime_type = 'io.containerd.runc.v2'\n"
+    text += f"{table}.options]\nSystemdCgroup = true\n"
+    if imported:
+        config.write_text('version = 4\nimports = ["other.toml"]\n')
+        (config.parent / "other.toml").write_text(text)
+    else:
+        config.write_text(text)
+    drop_in = tomllib.loads(answer(ask_for(config), program).targets[0].text)
+    [plugin] = drop_in["plugins"].values()
+    options = plugin["containerd"]["runtimes"]["gpu-py"]["options"]
+    assert options.get("SystemdCgroup", False) == taken
+
+
+def test_tables_of_several_versions_in_one_file(config: Path) -> None:
+    """The newest one counts, for each key of containerd's table."""
+    new, old = (f'[plugins."{PLUGINS[version]}".containerd' for version in (3, 2))
+    config.write_text(
+        f'version = 3\n{new}.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+        f"{new}.runtimes.runc.options]\nNoPivotRoot = true\n"
+        f'{old}]\ndefault_runtime_name = "crun"\n'
+        f"{old}.runtimes.crun.options]\nSystemdCgroup = true\n"
+    )
+    drop_in = tomllib.loads(answer(ask_for(config), (2, 3)).targets[0].text)
+    options = get(drop_in, ("plugins", PLUGINS[3], "containerd", "runtimes", "gpu-py", "options"))
+    assert options == {"NoPivotRoot": True, "BinaryName": "/opt/gpu-py"}
+
+
+@pytest.mark.parametrize(
+    ("program", "warned"), [(None, 0), ((1, 7), 0), ((2, 0), 1), ((2, 1), 1), ((2, 3), 0)]
+)
 def test_settings_that_containerd_2_ignores_are_warned_of(
     config: Path, program: tuple[int, int] | None, warned: int
 ) -> None:
