@@ -16,7 +16,7 @@ from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli import _guests as guests
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
-from gpuhook.tools.engines import in_use, installer
+from gpuhook.tools.engines import containerd_settings, files, in_use, installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
@@ -142,6 +142,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
         _warn_of_bound(records, chosen.prefix)
         outcomes = installer.preview_removal(store, records)
         _warn_of_unread(outcomes, chosen.prefix)
+        _warn_of_copies(records, outcomes)
         if not dry_run:
             if chosen.reload:
                 _have_forgotten(records, outcomes)
@@ -221,6 +222,21 @@ def _warn_of_unread(outcomes: list[Outcome], prefix: str) -> None:
             warn(
                 f"{change.path} no longer imports {', '.join(left)}, which gpuhook install had "
                 "added: add to its imports the files that are still needed"
+            )
+
+
+def _warn_of_copies(records: list[Record], outcomes: list[Outcome]) -> None:
+    """Warn of our runtimes in a main file that `containerd config migrate` has written."""
+    changed = {outcome.change.path: outcome.change.new for outcome in outcomes}
+    engine = containerd_settings.ENGINE
+    for path in dict.fromkeys(record.config for record in records if record.engine == engine):
+        data = changed[path] if path in changed else files.read(path)
+        left = containerd_settings.our_runtimes(path, data)
+        if left:
+            warn(
+                f"{path} has a copy of {' and '.join(left)}, as containerd config migrate writes "
+                "it: remove it there, and default_runtime_name if it names it, or containerd "
+                "starts no container with it"
             )
 
 

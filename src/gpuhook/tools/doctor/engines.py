@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterator
 from functools import partial
 
 from gpuhook.base import names
 from gpuhook.base.oci import jsontext
+from gpuhook.core.cdi.versions import order
 from gpuhook.monitor.host.processes import START_PRECISION, Process
 from gpuhook.tools.doctor import distributions, without_daemon
 from gpuhook.tools.doctor.case import Case
@@ -168,14 +168,10 @@ def _one_containerd(
 
 def _too_new(machine: Machine, files: list[str], running: Process | None) -> str:
     """Return an imported file because of which containerd doesn't start, "" for none."""
-    main, *others = (toml(machine, path)[0] for path in files)
-    imported = dict(zip(files[1:], others, strict=True))
-    if not too_new(main, imported, MIGRATES_FILES):
-        return ""
-    said = _version(machine, "containerd", running) or version_of(machine, "containerd")
-    match = re.match(r"(\d+)\.(\d+)", said)
-    program = (int(match[1]), int(match[2])) if match else None
-    return next(iter(too_new(main, imported, program)), "")
+    documents = {path: toml(machine, path)[0] for path in files}
+    found = too_new(documents.pop(files[0]), documents, MIGRATES_FILES)
+    said = found and (_version(machine, "containerd", running) or version_of(machine, "containerd"))
+    return found[0] if said and order(said) >= order("2.3") else ""
 
 
 def crio(case: Case) -> Iterator[Finding]:

@@ -23,6 +23,8 @@ from gpuhook.tools.engines.containerd_settings import (
     BUILT_IN,
     CRI,
     ENGINE,
+    KNOWS_VERSION_3,
+    MIGRATES_FILES,
     Source,
     Version,
     add_runtimes,
@@ -195,7 +197,7 @@ def _usual_drop_in(source: Source) -> str:
 def _warnings(source: Source, ask: Ask) -> list[str]:
     warnings = []
     program = source.program
-    if source.version == 1 and program is not None and source.ignores_version_1:
+    if source.version == 1 and program and KNOWS_VERSION_3 <= program < MIGRATES_FILES:
         warnings.append(
             f"containerd {program[0]}.{program[1]} ignores the CRI settings in {source.path}, a "
             "file of version 1: Kubernetes can't use the runtime until the file has version = 2 "

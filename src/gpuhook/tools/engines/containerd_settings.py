@@ -38,11 +38,11 @@ _SHIMS = "io.containerd."
 _SHIMS_OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # Before this version a plugin's table in an imported file replaces that of the main file.
 MERGES_TABLES = (2, 1)
-_KNOWS_VERSION_3 = (2, 0)
+KNOWS_VERSION_3 = (2, 0)
 # Since this version, each file is migrated by its own version, and an imported file of a higher
 # version than the main file's is an error. Before it, containerd 2 ignores CRI settings of version
 # 1 (seen with 2.1.9 and 2.3.4).
-_KNOWS_VERSION_4 = MIGRATES_FILES = (2, 3)
+MIGRATES_FILES = (2, 3)
 
 
 Version = tuple[int, int] | None
@@ -75,25 +75,14 @@ class Source:
         """True if containerd 2 reads the file, by its version or that of its tables."""
         return self.cri == CRI[3] or (self.program is not None and self.program >= (2, 0))
 
-    @property
-    def migrates_files(self) -> bool:
-        """True if containerd is known to migrate each file by its own version."""
-        known = self.program is not None and self.program >= MIGRATES_FILES
-        return known or self.version > 3
-
     def settings_in(self, document: Document) -> Document | None:
         """Return the CRI settings that containerd takes from a file, None if it has none."""
-        if not self.migrates_files:
+        if self.version < 4 and (self.program or (0, 0)) < MIGRATES_FILES:
             return _dict(get(document, self.cri))
         version = _version_of(document) or 1
         tables = [CRI[3]] + [CRI[2]] * (version < 4) + [CRI[1]] * (version < 2)
         found = [table for path in tables if (table := _dict(get(document, path))) is not None]
         return _migrated(found) if found else None
-
-    @property
-    def ignores_version_1(self) -> bool:
-        """True if containerd is known to ignore CRI settings of version 1."""
-        return self.program is not None and _KNOWS_VERSION_3 <= self.program < MIGRATES_FILES
 
     @property
     def merges(self) -> bool:
@@ -126,7 +115,9 @@ def read_source(path: str, program: Version) -> Source:
     data = read(path)
     text = decode(data or b"", path)
     document = toml_text.parse(text, path)
-    version = document.get("version", 1 if document else _newest(program))
+    known = program or (0, 0)
+    newest = 4 if known >= MIGRATES_FILES else 3 if known >= KNOWS_VERSION_3 else 2
+    version = document.get("version", 1 if document else newest)
     if not isinstance(version, int) or version < 1:
         raise EngineError(
             f"{path} has the configuration version {version!r}, which doesn't exist",
@@ -138,24 +129,16 @@ def read_source(path: str, program: Version) -> Source:
     return Source(path, text, document, version, program)
 
 
-def _newest(program: Version) -> int:
-    """Return the newest configuration version that a containerd is known to read."""
-    known = program or (0, 0)
-    return 4 if known >= _KNOWS_VERSION_4 else 3 if known >= _KNOWS_VERSION_3 else 2
-
-
 def too_new(main: Document, imported: Mapping[str, Document], program: Version) -> list[str]:
     """Return the imported files because of which containerd doesn't start.
 
     Since 2.3 it accepts none of a higher version than the main file's (seen with 2.3.4).
     ``program`` is its version; if that is unknown, only 2.3 and newer read version 4.
     """
-    least = 0 if program is not None and program >= MIGRATES_FILES else 4
     if program is not None and program < MIGRATES_FILES:
         return []
-    most = _version_of(main) or 1
-    found = {path: _version_of(document) for path, document in imported.items()}
-    return [path for path, version in found.items() if version > most and version >= least]
+    most = max(_version_of(main), 1 if program else 3)
+    return [path for path, document in imported.items() if _version_of(document) > most]
 
 
 def _version_of(document: Document) -> int:
@@ -169,7 +152,7 @@ def with_tables(source: Source, ask: Ask, drop_in: str = "") -> Source:
 
     If any file has tables of version 3, containerd 2 ignores those of version 2 (seen with 2.1.9).
     """
-    is_old = source.program is not None and source.program < _KNOWS_VERSION_3
+    is_old = source.program is not None and source.program < KNOWS_VERSION_3
     if is_old or source.version not in (2, 3):
         return source
     read = {**imported_files(source, ask), source.path: source.document}
@@ -216,6 +199,17 @@ def programs_of(cri: Document) -> dict[str, str]:
     table = runtimes if isinstance(runtimes, dict) else {}
     found = {name: get(entry, ("options", "BinaryName")) for name, entry in table.items()}
     return {name: program for name, program in found.items() if isinstance(program, str)}
+
+
+def our_runtimes(path: str, data: bytes | None) -> list[str]:
+    """Return the names of the runtimes in a file that call gpu-py."""
+    try:
+        document = toml_text.parse(decode(data or b"", path), path)
+    except EngineError:  # reported when containerd starts
+        return []
+    found = [programs_of(_dict(get(document, tables)) or {}) for tables in CRI.values()]
+    programs = {name: program for each in found for name, program in each.items()}
+    return [name for name in programs if os.path.basename(programs[name]) == our_names.RUNTIME]
 
 
 def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:

@@ -145,6 +145,21 @@ def test_files_that_are_read_no_more_are_warned_of(system: Path, own: str) -> No
     assert "99-gpuhook" not in done.stderr
 
 
+@pytest.mark.parametrize("migrated", [False, True])
+def test_copies_of_our_runtime_are_warned_of(system: Path, *, migrated: bool) -> None:
+    """`containerd config migrate` prints what imported files have, too."""
+    config = system / "etc/containerd/config.toml"
+    config.write_text('version = 4\nimports = ["conf.d/*.toml"]\n')
+    call(system, "install", "--engine=containerd", "--set-default")
+    text = config.read_text()
+    if migrated:
+        text += (config.parent / "conf.d/99-gpuhook.toml").read_text().partition("version = 4")[2]
+        config.write_text(text)
+    done = call(system, "uninstall")
+    assert ("gpu-py" in config.read_text()) == migrated
+    assert (f"{config} has a copy of gpu-py" in done.stderr) == migrated
+
+
 def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
     theirs = system / "usr/bin/nvidia-container-cli"
     theirs.parent.mkdir(parents=True)
