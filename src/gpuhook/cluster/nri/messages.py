@@ -7,9 +7,7 @@ from gpuhook.monitor.kubelet_api import Table, classes
 
 _NRI: Table = {
     "Empty": {},
-    "RegisterPluginRequest": {
-        "plugin_name": (1, "string"), "plugin_idx": (2, "string"), "NRI_version": (3, "string"),
-    },
+    "RegisterPluginRequest": {"plugin_name": (1, "string"), "plugin_idx": (2, "string")},
     "ConfigureRequest": {
         "config": (1, "string"), "runtime_name": (2, "string"), "runtime_version": (3, "string"),
     },

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpuhook import __version__
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import ConfigError, GpuhookError, PluginError, printable, shown
 from gpuhook.cluster.nri import answer
@@ -135,9 +134,7 @@ class Plugin:
                     raise PluginError("The engine shuts its plugins down", "No action is needed")
 
     def _register(self) -> None:
-        who = nri.RegisterPluginRequest(
-            plugin_name=NAME, plugin_idx=self._index, NRI_version=__version__
-        )
+        who = nri.RegisterPluginRequest(plugin_name=NAME, plugin_idx=self._index)
         request = ttrpc.Request(
             service=f"{SERVICE}Runtime", method="RegisterPlugin", payload=who.SerializeToString()
         )

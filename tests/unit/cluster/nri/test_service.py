@@ -47,6 +47,7 @@ class Engine:
         assert string(found.data, 1) == f"{NRI}Runtime"
         assert string(found.data, 2) == "RegisterPlugin"
         [who] = messages(found.data, 3)
+        assert not string(who, 3), "gpuhook's version isn't the version of NRI that engines log"
         self._connection.send(RUNTIME, 1, RESPONSE, b"")
         return string(who, 1), string(who, 2)
 
