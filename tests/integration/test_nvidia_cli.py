@@ -17,6 +17,7 @@ from harness.snapshot import nothing_left
 
 DEBIAN = image("debian")
 PROGRAM = "nvidia-container-cli"
+CDI = Path("/etc/cdi")  # the session has an /etc of its own
 
 
 @pytest.fixture(scope="module")
@@ -243,17 +244,23 @@ def test_configure_for_a_process_like_us(cli: Caller, tmp_path: Path) -> None:
 
 @pytest.fixture
 def ctr(
-    containerd_runc: Containerd, folder: Path, configs: dict[str, Path], archive: Path
+    containerd_runc: Containerd,
+    folder: Path,
+    installation: Installation,
+    configs: dict[str, Path],
+    archive: Path,
 ) -> Iterator[Containerd]:
-    """containerd with plain runc, and a ctr that finds the program."""
+    """containerd with plain runc, and a ctr that finds the program, or the CDI spec from 2.3 on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}:/usr/sbin:/usr/bin:/sbin:/bin")
         patch.setenv("GPUHOOK_CONFIG", str(configs["runc"]))
-        yield Containerd(
-            containerd_runc.folder,
-            containerd_runc.pid,
-            Path("/usr/sbin/runc"),
-        )
+        made = Containerd(containerd_runc.folder, containerd_runc.pid, Path("/usr/sbin/runc"))
+        if made.takes_cdi:
+            CDI.mkdir(exist_ok=True)
+            options = ["generate", f"--config={configs['runc']}", f"--output={CDI}"]
+            run([installation.command, "cdi", *options]).ok()
+        yield made
+    (CDI / "nvidia.com-gpu.yaml").unlink(missing_ok=True)
 
 
 def test_gpus_option_of_ctr(ctr: Containerd, driver: Driver) -> None:
@@ -266,4 +273,5 @@ def test_gpus_option_of_ctr(ctr: Containerd, driver: Driver) -> None:
 
 def test_gpus_option_of_ctr_without_such_a_gpu(ctr: Containerd) -> None:
     done = ctr.run(DEBIAN, "true", options=["--gpus=99"]).failed()
-    assert "99: unknown device" in json.dumps(done.stderr)
+    why = "devices nvidia.com/gpu=99" if ctr.takes_cdi else "99: unknown device"
+    assert why in json.dumps(done.stderr)

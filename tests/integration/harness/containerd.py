@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import ran
+
 from harness.bundles import CGROUP_PARENT
 from harness.commands import Result, daemon
 from harness.engines import settings
@@ -86,6 +88,12 @@ class Containerd:
     def shows_errors_of_hooks(self) -> bool:
         """Tell whether the user sees the messages of a failed hook."""
         return True
+
+    @property
+    def takes_cdi(self) -> bool:
+        """Tell whether ctr --gpus means CDI devices, as in 2.3 and newer."""
+        version = ran.number(self.space.run("ctr", "--version").ok().stdout)
+        return [int(each) for each in version.split(".")[:2]] >= [2, 3]
 
     def call(self, *words: str | Path, within: str = CGROUP_PARENT.strip("/")) -> Result:
         """Run ctr against this daemon, within a namespace of containerd's."""
