@@ -228,11 +228,10 @@ def _warn_of_unread(outcomes: list[Outcome], prefix: str) -> None:
 def _warn_of_copies(records: list[Record], outcomes: list[Outcome]) -> None:
     """Warn of our runtimes in a main file that `containerd config migrate` has written."""
     changed = {outcome.change.path: outcome.change.new for outcome in outcomes}
-    engine = containerd_settings.ENGINE
-    for path in dict.fromkeys(record.config for record in records if record.engine == engine):
+    of_containerd = [each for each in records if each.engine == containerd_settings.ENGINE]
+    for path in dict.fromkeys(record.config for record in of_containerd):
         data = changed[path] if path in changed else files.read(path)
-        left = containerd_settings.our_runtimes(path, data)
-        if left:
+        if left := containerd_settings.our_runtimes(path, data):
             warn(
                 f"{path} has a copy of {' and '.join(left)}, as containerd config migrate writes "
                 "it: remove it there, and default_runtime_name if it names it, or containerd "

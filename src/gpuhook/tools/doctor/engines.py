@@ -155,9 +155,9 @@ def _one_containerd(
         return
     if found := _too_new(machine, files, running):
         text = f"{found} has a higher configuration version than {path}, which imports it: "
-        text += "containerd 2.3 and newer don't start then"
         fix = f"Raise the version of {path} (containerd config migrate), or lower the other one"
-        yield failure("containerd-registered", text, fix)
+        why = "containerd 2.3 and newer don't start then"
+        yield failure("containerd-registered", text + why, fix)
         return
     restart = owner.restart if owner else ""
     for finding in _registered(case, machine, "containerd", files, running, restart):

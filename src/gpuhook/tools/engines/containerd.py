@@ -179,14 +179,13 @@ def _check_versions(changed: Source, ask: Ask, drop_in: str) -> None:
     """Raise EngineError if containerd refuses the main file because of one that it imports."""
     files = imported_files(changed, ask)
     others = {path: files[path] for path in files if not is_same(path, drop_in)}
-    found = too_new(changed.document, others, changed.program)
-    if found:
+    for path in too_new(changed.document, others, changed.program)[:1]:
+        said = f"{path} has the configuration version {others[path]['version']}, and"
         raise EngineError(
-            f"{found[0]} has the configuration version {others[found[0]]['version']}, and "
-            f"{changed.path}, which would import it, {changed.version}: containerd 2.3 and newer "
-            "don't start then",
-            f"Raise the version of {changed.path} (containerd config migrate), or move "
-            f"{found[0]} away; then run this again",
+            f"{said} {changed.path}, which would import it, {changed.version}: containerd 2.3 and "
+            "newer don't start then",
+            f"Raise the version of {changed.path} (containerd config migrate), or move {path} "
+            "away; then run this again",
         )
 
 

@@ -97,12 +97,10 @@ def _dict(value: object) -> Document | None:
 
 def _migrated(tables: list[Document]) -> Document:
     """Return the CRI settings of tables of several versions in one file, the newest one first."""
-    result: Document = {}
-    for table in tables:
-        ours, theirs = result.get("containerd"), table.get("containerd")
-        result = {**table, **result}
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            result["containerd"] = {**theirs, **ours}
+    result = {key: value for table in reversed(tables) for key, value in table.items()}
+    inner = [each for table in reversed(tables) if (each := _dict(table.get("containerd")))]
+    if inner:
+        result["containerd"] = {key: value for table in inner for key, value in table.items()}
     return result
 
 
@@ -137,8 +135,11 @@ def too_new(main: Document, imported: Mapping[str, Document], program: Version) 
     """
     if program is not None and program < MIGRATES_FILES:
         return []
-    most = max(_version_of(main), 1 if program else 3)
-    return [path for path, document in imported.items() if _version_of(document) > most]
+    versions = {path: _version_of(document) for path, document in imported.items()}
+    # A main file without a version is compared as the first file that has one.
+    first = next(filter(None, (_version_of(main), *versions.values())), 0)
+    most = first if program else max(first, 3)
+    return [path for path, version in versions.items() if version > most]
 
 
 def _version_of(document: Document) -> int:

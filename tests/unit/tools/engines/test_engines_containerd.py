@@ -10,6 +10,7 @@ from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import installer
 from gpuhook.tools.engines.ask import Ask
 from gpuhook.tools.engines.containerd import Containerd, answer
+from gpuhook.tools.engines.containerd_settings import too_new
 from gpuhook.tools.engines.merge import get
 from gpuhook.tools.engines.store import Store
 from gpuhook.tools.engines.toml_text import render
@@ -224,6 +225,19 @@ def test_a_file_of_a_higher_version_is_not_imported(
         return
     with pytest.raises(EngineError, match=f"{later} has the configuration version {other}"):
         answer(ask_for(config), program)
+
+
+@pytest.mark.parametrize(
+    ("main", "others", "found"),
+    [(0, [2], []), (0, [2, 3], ["1"]), (0, [0, 3], []), (1, [2], ["0"]), (3, [3, 4, 2], ["1"])],
+)
+def test_what_the_versions_of_imported_files_are_compared_with(
+    main: int, others: list[int], found: list[str]
+) -> None:
+    """A main file without a version is compared as the first one that has one (seen with 2.3.4)."""
+    documents = [{"version": version} if version else {} for version in (main, *others)]
+    imported = {str(at): document for at, document in enumerate(documents[1:])}
+    assert too_new(documents[0], imported, (2, 3)) == found
 
 
 def test_our_own_file_of_a_higher_version_is_replaced(config: Path) -> None:
