@@ -69,7 +69,8 @@ class Division(Record, profiles=Profile):
     """A GPU's memory in bytes, its profiles, and its instances.
 
     ``instances`` are (number, profile's id, first memory slice, number of slices); ``attributes``
-    are the values of ATTRIBUTES for each of the MIG devices ``migs`` (UUIDs).
+    are the values of ATTRIBUTES for each of the MIG devices ``migs`` (UUIDs). ``mig_capable`` is
+    whether NVML reports a MIG mode, also where it reports no profiles.
     """
 
     memory: int = 0
@@ -77,6 +78,7 @@ class Division(Record, profiles=Profile):
     instances: "tuple[tuple[int, int, int, int], ...]" = ()
     migs: tuple[str, ...] = ()
     attributes: "tuple[tuple[int, ...], ...]" = ()
+    mig_capable: bool = False
 
     def profile(self, number: int) -> Profile | None:
         """Return the profile with that id."""
@@ -121,6 +123,7 @@ def _division(it: "Any", gpu: "Gpu") -> Division:
         tuple(each for each in instances if each),
         tuple(mig.uuid for mig in gpu.mig),
         tuple(attributes),
+        _try(it, None, it.nvmlDeviceGetMigMode, handle) is not None,
     )
 
 

@@ -42,7 +42,7 @@ def labels(
         **_versions(inventory),
         f"{DOMAIN}/gpu.machine": _clean(_machine(root)) or "unknown",
         f"{DOMAIN}/gpu.mode": _mode(inventory.devices, root),
-        f"{DOMAIN}/mig.capable": _word(any(each.profiles for each in known.values())),
+        f"{DOMAIN}/mig.capable": _word(any(each.mig_capable for each in known.values())),
         f"{DOMAIN}/mps.capable": "false",
         **_whole(inventory, known, shares),
     }

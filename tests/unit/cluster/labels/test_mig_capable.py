@@ -1,0 +1,48 @@
+"""The label mig.capable, from an NVML that reports a GPU's MIG mode but none of its profiles."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuhook.base.config.model import Config
+from gpuhook.base.container.rootfs import Rootfs
+from gpuhook.cluster.vendors.nvidia import instances, labels
+from gpuhook.vendors.nvidia.model import Gpu, Inventory
+
+
+class NotSupportedError(Exception):
+    """NVML's error."""
+
+
+def unsupported(*_arguments: Any) -> Any:
+    raise NotSupportedError
+
+
+def nvml(**functions: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        NVMLError=NotSupportedError,
+        NVML_GPU_INSTANCE_PROFILE_COUNT=2,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetMemoryInfo=lambda _handle: SimpleNamespace(total=80 << 30),
+        nvmlDeviceGetGpuInstanceProfileInfo=unsupported,
+        **functions,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "capable"),
+    [(lambda _handle: [0, 0], "true"), (lambda _handle: [1, 1], "true"), (unsupported, "false")],
+)
+def test_mig_capable_follows_the_mig_mode(
+    mode: Any, capable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "library", lambda _config: "")
+    monkeypatch.setattr(
+        instances.nvml, "query", lambda *given: given[-1](nvml(nvmlDeviceGetMigMode=mode))
+    )
+    gpu = Gpu(0, 0, "GPU-0", "", "NVIDIA H100", "9.0", "Nvidia", mig_enabled=False, mig=())
+    inventory = Inventory("/", "580.65.06", "13.0", (gpu,), nodes=(), files=())
+    with Rootfs("/") as root:
+        found = labels.labels(Config(), inventory, root, None, {})
+    assert found["nvidia.com/mig.capable"] == capable
