@@ -158,8 +158,8 @@ class Telemetry(JsonLineWorker):
                         )
                         self._give_up()
                         return None
-                    for why in line.get("failed", {}).values():
-                        self._fail("device", f"{self._title}: {why}")
+                    for device, why in line.get("failed", {}).items():
+                        self._fail("device", f"{self._title}: {device}: {why}")
                     return line
                 self._note(line)
             if self._fd < 0:

@@ -116,7 +116,7 @@ def test_one_child_process_answers_every_query(made: Any) -> None:
     assert len(driver.silent) == 1
     assert asking.xids_of("GPU-1") == {79: 3}
     assert asking.errors == {"device": 3}
-    assert asking.problem == "Acme: no"
+    assert asking.problem == "Acme: GPU-2: no"
 
 
 @pytest.mark.parametrize(
