@@ -15,7 +15,8 @@ from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_te
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.store import Target
 
-_CONFIG = "/etc/crio/crio.conf"
+_MAIN = "crio.conf"
+_CONFIG = f"/etc/crio/{_MAIN}"
 _DROP_IN = "crio.conf.d/99-gpuhook.conf"
 _CONTAINERS = "/var/lib/containers/storage/overlay-containers"
 _HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
@@ -87,7 +88,13 @@ class Crio(Engine):
 
 
 def _config(ask: Ask) -> str:
-    return ask.config or ask.system(_CONFIG)
+    """Return the main file, also if a file in its folder of drop-ins is named as the configuration.
+
+    Older instructions for nvidia-ctk name one; CRI-O reads no folder below that folder.
+    """
+    config = ask.config or ask.system(_CONFIG)
+    folder, name = os.path.split(os.path.dirname(config))
+    return os.path.join(folder, _MAIN) if name == os.path.dirname(_DROP_IN) else config
 
 
 def _sources(config: str, drop_in: str, ask: Ask) -> tuple[str, ...]:

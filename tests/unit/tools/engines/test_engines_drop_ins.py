@@ -48,6 +48,15 @@ def test_main_config_untouched(tmp_path: Path) -> None:
     assert 'runtime_path = "/usr/bin/nvidia-container-runtime"\n' in target.text
 
 
+def test_crio_reads_the_drop_in_if_the_configuration_is_a_drop_in_itself(tmp_path: Path) -> None:
+    """Older instructions for nvidia-ctk name /etc/crio/crio.conf.d/99-nvidia.conf."""
+    folder = tmp_path / "crio.conf.d"
+    ask = Ask((("nvidia", "/x"),), config=str(folder / "99-nvidia.conf"))
+    [target] = Crio().install(ask).targets
+    assert target.path == str(folder / "99-gpuhook.conf")
+    assert target.sources == (str(tmp_path / "crio.conf"),)
+
+
 def test_a_crio_drop_in_records_the_files_it_repeats_as_sources(tmp_path: Path) -> None:
     config, other = tmp_path / "crio.conf", tmp_path / "crio.conf.d" / "10.conf"
     other.parent.mkdir()
