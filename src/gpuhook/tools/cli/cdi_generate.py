@@ -251,8 +251,13 @@ def transform() -> None:
         "gpuhook cdi transform root --from /driver --to / --input in.yaml": "Move the driver root",
     },
 )
-@click.option("--from", "old", metavar="DIR", required=True, help="Current root of its paths.")
-@click.option("--to", "new", metavar="DIR", required=True, help="New root of its paths.")
+@click.option(
+    "--from", "old", metavar="DIR", default="/", show_default=True,
+    help="Current root of its paths.",
+)  # fmt: skip
+@click.option(
+    "--to", "new", metavar="DIR", default="/", show_default=True, help="New root of its paths.",
+)  # fmt: skip
 @click.option(
     "--relative-to", type=click.Choice([transforming.HOST, transforming.CONTAINER]),
     default=transforming.HOST, show_default=True,
@@ -280,7 +285,7 @@ def root(old: str, new: str, relative_to: str, source: str, output: str) -> None
     folder: replace that folder by the host's in host paths. Nothing else changes.
     """
     document = _read(source)
-    moved = transforming.root(document, old, new, relative_to)
+    moved = transforming.root(document, old or "/", new or "/", relative_to)
     form = _form_of(output) or _form_of(source) or "yaml"
     text = writing.to_text(moved, form)
     if output == STDIO:

@@ -141,6 +141,25 @@ def test_from_standard_input_to_standard_output(text: str) -> None:
     assert found == {**DOCUMENT, "devices": [device]}
 
 
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (("--to=/n",), "/n/drv/lib/x"),
+        (("--from=/drv",), "/lib/x"),
+        (("--from=/drv", "--to="), "/lib/x"),
+        (("--from=", "--to=/n"), "/n/drv/lib/x"),
+    ],
+)
+def test_a_root_that_is_not_given_is_the_hosts(words: tuple[str, ...], path: str) -> None:
+    """As with nvidia-ctk."""
+    edits = {"mounts": [{"hostPath": "/drv/lib/x", "containerPath": "/lib/x"}]}
+    device = {"name": "0", "containerEdits": {"env": ["A=1"]}}
+    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [device]}
+    document["containerEdits"] = edits
+    done = call("transform", "root", *words, stdin=yaml.safe_dump(document))
+    assert moved(done)["containerEdits"]["mounts"][0]["hostPath"] == path
+
+
 def test_names_that_are_not_quoted_stay_names() -> None:
     text = json.dumps(DOCUMENT).replace('"1:0"', "1:0")  # base 60 to some readers
     text = text.replace("{", "{ ").replace(":", ": ").replace("1: 0", "1:0")
@@ -208,7 +227,3 @@ def test_no_document_that_others_can_have_written(tmp_path: Path, how: str) -> N
     said = refused(call(*words, "--output", tmp_path / "out.json"))
     assert "may be written by non-root users" in said or "belongs to user 1000" in said
     assert not (tmp_path / "out.json").exists()
-
-
-def test_roots_must_be_given() -> None:
-    assert call("transform", "root", "--to=/b").exit_code == 2
