@@ -56,6 +56,8 @@ _REMEDIES = {
 _DEFAULT_REMEDY = "Make nvidia-smi work on the host first"
 _NOT_SUPPORTED = 3
 _GPU_IS_LOST = 15
+_RESET_REQUIRED = 16
+_UNKNOWN = 999  # also of a GPU that has failed, while the others respond
 _NOT_LOADED = 9
 
 _NOBODY = 65534  # the kernel's overflowuid and overflowgid
@@ -262,20 +264,23 @@ def _load(root: str, library: str, uid: int, gid: int) -> "Any":
 
 def _everything(nvml: "Any") -> "dict[str, Any]":
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    gpus, lost = [], []
+    gpus, lost = [], {}
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             gpus.append(_gpu(nvml, index, handle).to_json())
         except nvml.NVMLError as error:
-            if error.value != _GPU_IS_LOST:
+            if error.value not in (_GPU_IS_LOST, _RESET_REQUIRED, _UNKNOWN):
                 raise
-            lost.append(index)
+            lost[index] = error
+    unknown = [error for error in lost.values() if error.value == _UNKNOWN]
+    if unknown and not gpus:  # not one GPU, but the driver or the access to it
+        raise unknown[0]
     return {
         "driver_version": text_of(nvml.nvmlSystemGetDriverVersion()),
         "cuda_version": f"{cuda // 1000}.{cuda % 1000 // 10}",
         "gpus": gpus,
-        "lost": lost,
+        "lost": [*lost],
     }
 
 
