@@ -38,9 +38,8 @@ def test_mig_capable_follows_the_mig_mode(
     mode: Any, capable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instances, "library", lambda _config: "")
-    monkeypatch.setattr(
-        instances.nvml, "query", lambda *given: given[-1](nvml(nvmlDeviceGetMigMode=mode))
-    )
+    answer = nvml(nvmlDeviceGetMigMode=mode)
+    monkeypatch.setattr("gpuhook.vendors.nvidia.nvml.query", lambda *given: given[-1](answer))
     gpu = Gpu(0, 0, "GPU-0", "", "NVIDIA H100", "9.0", "Nvidia", mig_enabled=False, mig=())
     inventory = Inventory("/", "580.65.06", "13.0", (gpu,), nodes=(), files=())
     with Rootfs("/") as root:

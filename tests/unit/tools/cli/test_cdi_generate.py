@@ -154,8 +154,12 @@ def test_a_root_that_is_not_given_is_the_hosts(words: tuple[str, ...], path: str
     """As with nvidia-ctk."""
     edits = {"mounts": [{"hostPath": "/drv/lib/x", "containerPath": "/lib/x"}]}
     device = {"name": "0", "containerEdits": {"env": ["A=1"]}}
-    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [device]}
-    document["containerEdits"] = edits
+    document = {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": [device],
+        "containerEdits": edits,
+    }
     done = call("transform", "root", *words, stdin=yaml.safe_dump(document))
     assert moved(done)["containerEdits"]["mounts"][0]["hostPath"] == path
 
