@@ -99,7 +99,7 @@ class TestAmd(Contract):
         assert ("hooks" in bundle.spec()) == (mode == "hook")
 
     @ONE
-    def test_the_doctor_knows_its_driver(self, config: Path, devices: Devices) -> None:
+    def test_doctor_reports_a_loaded_amd_driver_as_ok(self, config: Path, devices: Devices) -> None:
         findings = devices.ask(config, "doctor")["findings"]
         assert [each["status"] for each in findings if each["check"] == "amd-driver"] == ["ok"]
 
@@ -116,7 +116,7 @@ class TestAmd(Contract):
             ("None", []),
         ],
     )
-    def test_names(
+    def test_amd_gpus_are_selected_by_index_id_bus_and_cdi_name(
         self, bundle: Bundle, config: Path, devices: Devices, word: str, numbers: range | list[int]
     ) -> None:
         bundle.environ(f"{ASK}={word}")
@@ -125,7 +125,7 @@ class TestAmd(Contract):
 
     @ONE
     @pytest.mark.parametrize("word", ["", "void", "0,Void"])
-    def test_a_container_that_asks_for_nothing(
+    def test_a_container_without_a_request_gets_no_amd_devices(
         self, bundle: Bundle, config: Path, devices: Devices, word: str
     ) -> None:
         bundle.environ(f"{ASK}={word}")
@@ -135,7 +135,7 @@ class TestAmd(Contract):
         assert bundle.config.read_bytes() == before
 
     @ONE
-    def test_half_made_nodes(
+    def test_missing_and_wrong_nodes_are_refused_and_reported_by_doctor(
         self, bundle: Bundle, installation: Installation, config: Path, workspace: Path
     ) -> None:
         """One that udev hasn't made, and one that is another device's."""
@@ -161,7 +161,7 @@ class TestAmd(Contract):
             assert any("AMD GPU 2 (0x84cafeae17e7620) can't be used" in each for each in found)
 
     @ONE
-    def test_a_swarms_variable(
+    def test_a_swarm_resource_variable_selects_gpus_of_both_vendors(
         self, bundle: Bundle, config: Path, devices: Devices, driver: Driver
     ) -> None:
         """One name for the GPUs of both vendors, told apart by what their ids look like."""
@@ -186,7 +186,7 @@ class TestAmd(Contract):
         assert "AMD's driver amdgpu isn't loaded" in vendors.logged(config)["warnings"][0]
 
     @ONE
-    def test_an_absent_driver(
+    def test_an_absent_amd_driver_is_refused(
         self, bundle: Bundle, config: Path, devices: Devices, tmp_path: Path
     ) -> None:
         text = config.read_text()
@@ -198,7 +198,7 @@ class TestAmd(Contract):
     @pytest.mark.parametrize(
         ("word", "held"), [("2", True), ("0x84cafeae17e7610", True), ("1", False)]
     )
-    def test_an_exclusive_gpu_is_one_containers(
+    def test_an_exclusive_partition_in_use_is_refused_to_another_container(
         self,
         bundle: Bundle,
         config: Path,
@@ -246,7 +246,7 @@ class TestAmd(Contract):
                 shutil.move(away, node)
             site.clear()
 
-    def test_docker(
+    def test_docker_gives_amd_devices_and_refuses_an_unknown_index(
         self,
         devices: Devices,
         workspace: Path,
@@ -271,7 +271,7 @@ class TestAmd(Contract):
         ("name", "numbers"), [("5", [5]), ("0x84cafeae17e7610:1", [2]), ("all", range(6))]
     )
     @ONE
-    def test_documents_where_engines_call_the_runtime(
+    def test_in_cdi_mode_a_cdi_spec_sets_groups_and_node_modes(
         self, bundle: Bundle, config: Path, devices: Devices, name: str, numbers: range | list[int]
     ) -> None:
         """In mode cdi, gpu-py does what a document says: groups and modes of nodes, too.

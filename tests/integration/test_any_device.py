@@ -51,7 +51,7 @@ def test_the_least_used_gpu_is_given(place: Place, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @RUNTIMES
-def test_sixteen_at_once(place: Place, mode: str) -> None:
+def test_sixteen_containers_at_once_share_eight_gpus_evenly(place: Place, mode: str) -> None:
     """Each of eight GPUs gets two of sixteen containers, and again after half were killed."""
     several = [place.ask("any", mode) for _ in range(16)]
     assert all(place.create_at_once(several, mode))
@@ -66,7 +66,7 @@ def test_sixteen_at_once(place: Place, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @RUNTIMES
-def test_sixteen_at_once_for_exclusive_gpus(place: Place, mode: str) -> None:
+def test_sixteen_containers_at_once_get_eight_exclusive_gpus(place: Place, mode: str) -> None:
     """Eight containers get one GPU each, and the others are told who has which."""
     place.configure(EXCLUSIVE)
     several = [place.ask("any", mode) for _ in range(16)]
@@ -96,7 +96,9 @@ def test_sixteen_at_once_for_exclusive_gpus(place: Place, mode: str) -> None:
     [("hook", True), ("spec", True), ("cdi", True), ("hook", False), ("spec", False)],
 )
 @RUNTIMES
-def test_a_container_that_is_started_again(place: Place, mode: str, is_new: bool) -> None:
+def test_a_restarted_container_gets_its_own_gpu_if_free(
+    place: Place, mode: str, is_new: bool
+) -> None:
     """It gets its own GPU while that is free, and else another one, without the first.
 
     Engines write a new config.json for each start. In mode cdi an edited one asks for nothing.
@@ -128,7 +130,7 @@ def test_a_container_that_is_started_again(place: Place, mode: str, is_new: bool
 
 
 @ONE
-def test_a_start_that_fails_holds_nothing(place: Place) -> None:
+def test_a_failed_start_leaves_no_record(place: Place) -> None:
     place.configure(EXCLUSIVE)
     made = place.ask("any:8")
     made.change(lambda spec: spec.update(hooks={"createRuntime": [{"path": "/bin/false"}]}))
@@ -166,9 +168,7 @@ def test_any_requests_and_exclusive_named_requests_respect_each_other(place: Pla
 )
 @pytest.mark.parametrize("mode", ["hook", "cdi"])
 @ONE
-def test_a_request_without_a_meaning_is_refused(
-    place: Place, word: str, says: str, mode: str
-) -> None:
+def test_an_invalid_any_request_is_refused(place: Place, word: str, says: str, mode: str) -> None:
     refused = place.create(place.ask(word, mode), mode)
     assert refused.status != 0
     assert says in refused.stderr
@@ -197,7 +197,7 @@ def test_explain_and_list_show_choices_for_any_without_reserving(place: Place) -
 
 
 @RUNTIMES
-def test_a_prefork_server_chooses_as_well(site: Site) -> None:
+def test_a_prefork_server_chooses_the_least_used_gpus(site: Site) -> None:
     site.stand()
     site.asks("NVIDIA_VISIBLE_DEVICES=any:2")
     inside = seen(site.run())
@@ -208,7 +208,7 @@ def test_a_prefork_server_chooses_as_well(site: Site) -> None:
 
 
 @ONE
-def test_sixteen_at_once_with_a_prefork_server(
+def test_sixteen_containers_at_once_share_gpus_with_a_prefork_server(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers and Python, whichever starts a container, choose by the same records."""
@@ -371,7 +371,9 @@ def exclusive_engine(
             yield of_podman(stack, folder, space, path_of(low_level), archive, hooks)
 
 
-def test_containers_of_engines(exclusive_engine: Engine, exclusive: Path, driver: Driver) -> None:
+def test_engine_containers_get_exclusive_gpus_and_keep_them_on_restart(
+    exclusive_engine: Engine, exclusive: Path, driver: Driver
+) -> None:
     """Sixteen at once get eight GPUs, each its own; a killed one gets its own again, or another."""
     engine, state = exclusive_engine, str(exclusive.parent / "state")
     names = [f"any{number}-{os.urandom(4).hex()}" for number in range(16)]

@@ -38,9 +38,7 @@ IN_USER_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--")
 
 
 @pytest.mark.protects("write-noted", "what is about to be written to a folder is noted before")
-def test_a_folder_gets_what_a_container_gets_and_is_then_what_it_was(
-    folder: Folder, driver: Driver
-) -> None:
+def test_a_folder_gets_devices_and_is_restored_by_undo(folder: Folder, driver: Driver) -> None:
     before = snapshot(folder)
     folder.call("-e", f"{ASK}=1,2").ok()
     seen = folder.inside("nvidia-smi", "-L").ok().stdout
@@ -54,7 +52,7 @@ def test_a_folder_gets_what_a_container_gets_and_is_then_what_it_was(
     assert "nothing to undo" in folder.call("--undo").ok().stdout
 
 
-def test_new_devices_take_the_place_of_the_old_ones(folder: Folder, driver: Driver) -> None:
+def test_new_devices_replace_the_old_ones(folder: Folder, driver: Driver) -> None:
     before = snapshot(folder)
     folder.call("-e", f"{ASK}=1").ok()
     mounts = sorted(folder.mounts())
@@ -97,7 +95,9 @@ def test_apply_carries_out_the_plan_that_explain_shows(folder: Folder) -> None:
     assert {each["kind"] for each in done["undone"]} == {"allow-device"}
 
 
-def test_an_unprivileged_user_in_namespaces_of_his_own(folder: Folder, driver: Driver) -> None:
+def test_a_user_in_a_user_namespace_can_apply_to_an_owned_folder(
+    folder: Folder, driver: Driver
+) -> None:
     """As enroot calls its hooks: root of a user namespace, whose mounts end with it."""
     work = (
         f'"$0" apply --rootfs {folder.root} --no-undo -e {ASK}=3 && '
@@ -142,7 +142,7 @@ CRASHES = {
         for times in every
     ],
 )
-def test_after_a_crash_between_two_changes(
+def test_undo_restores_the_folder_after_a_crash_between_two_changes(
     folder: Folder, verb: str, call: str, times: int
 ) -> None:
     """Killed in one of the calls that change something, in the folder or next to it."""
@@ -187,7 +187,9 @@ def test_undo_keeps_later_changes_of_other_programs(folder: Folder) -> None:
     assert changed - {"etc", "usr/bin", "."} == {CACHE, "usr/bin/theirs"}
 
 
-def test_lines_for_a_program_that_mounts_by_itself(folder: Folder, driver: Driver) -> None:
+def test_fstab_lines_suffice_for_a_program_that_mounts_by_itself(
+    folder: Folder, driver: Driver
+) -> None:
     fstab, environ = folder.state.parent / "fstab", folder.state.parent / "environ"
     environ.write_text(f"PATH=/bin\n{ASK}=all\n{ASK}=1\n")
     words = (f"--fstab={fstab}", f"--environ={environ}")
@@ -261,12 +263,12 @@ def test_devices_of_several_vendors_are_given_in_one_folder(
         assert snapshot(folder) == before
 
 
-def test_a_maker_that_is_not_here(folder: Folder) -> None:
+def test_a_device_of_an_absent_vendor_is_refused(folder: Folder) -> None:
     done = folder.call("--device=nvidia.com/gpu=0", "--device=amd.com/gpu=0").failed()
     assert "AMD" in done.stderr
 
 
-def test_a_folder_that_asks_for_nothing(folder: Folder) -> None:
+def test_a_folder_without_a_request_gets_no_devices(folder: Folder) -> None:
     done = folder.call().ok()
     assert "no device is asked for" in done.stdout
     assert "no device is asked for" in folder.call("-e", f"{ASK}=void").ok().stdout
@@ -278,7 +280,7 @@ def test_a_folder_that_asks_for_nothing(folder: Folder) -> None:
     "the environment in a root folder asks for nothing where images may not",
     instead="env = environment(self.environ, self.rootfs) if self.environ else {}",
 )
-def test_an_image_that_may_not_ask(folder: Folder) -> None:
+def test_an_image_environment_is_ignored_where_the_config_forbids_it(folder: Folder) -> None:
     """Its own environment doesn't count then; what the caller says does."""
     environ = folder.state.parent / "environ"
     environ.write_text(f"{ASK}=all\n")
@@ -319,7 +321,9 @@ def test_an_invalid_request_is_refused_and_changes_nothing(
     ],
 )
 @pytest.mark.parametrize("way", ["give", "fstab", "dry-run", "environ", "unit", "machine"])
-def test_a_folder_is_no_way_around_a_limit(folder: Folder, way: str, limits: str, env: str) -> None:
+def test_apply_is_refused_where_a_memory_limit_applies(
+    folder: Folder, way: str, limits: str, env: str
+) -> None:
     """Nothing is set by a cgroup there: a limit would be silently absent."""
     folder.config.write_text(f"{folder.config.read_text()}[gpuhook.limits]\n{limits}\n")
     before = snapshot(folder)
@@ -341,7 +345,7 @@ def test_a_folder_is_no_way_around_a_limit(folder: Folder, way: str, limits: str
     assert folder.mounts() == []
 
 
-def test_systemd_reads_any_path_in_a_units_lines(workspace: Path) -> None:
+def test_the_lines_of_a_unit_escape_any_path_for_systemd(workspace: Path) -> None:
     root, variable = '/srv/a  b\tc%i:d"e\'f\\g "" h', "A=a  b\tc%i\"e'f\\g$h"
     plan = Plan([BindDevice(root, Node("/dev/nvidia0", 195, 0, 0o666, 0, 0), "")])
     lines = ["[Unit]", "DefaultDependencies=no", *units.service(plan, [variable], own_root=True)]
@@ -360,7 +364,7 @@ def test_systemd_reads_any_path_in_a_units_lines(workspace: Path) -> None:
     assert f"Environment: {variable}\n" in done.stdout
 
 
-def test_an_empty_name_is_not_the_current_folder(folder: Folder) -> None:
+def test_an_empty_rootfs_name_is_refused(folder: Folder) -> None:
     before = snapshot(folder)
     done = folder.namespace.run(
         folder.command, "apply", "--rootfs=", "--no-undo", "-e", f"{ASK}=0",
@@ -371,7 +375,7 @@ def test_an_empty_name_is_not_the_current_folder(folder: Folder) -> None:
     assert snapshot(folder) == before
 
 
-def test_the_hosts_root_is_no_folder_for_it(folder: Folder) -> None:
+def test_the_hosts_root_is_refused_as_a_folder(folder: Folder) -> None:
     for place in ("/", "/proc/self/root", f"{folder.root}/nothing"):
         done = folder.namespace.run(
             folder.command, "apply", f"--rootfs={place}", "-e", f"{ASK}=0",
@@ -385,7 +389,9 @@ def test_the_hosts_root_is_no_folder_for_it(folder: Folder) -> None:
     "of a root folder, what is mounted there from the host is no place for new files",
     instead='self._host_table = proc.Mounts(b"")',
 )
-def test_nothing_is_made_in_a_volume(folder: Folder, tmp_path: Path) -> None:
+def test_a_folder_whose_files_would_be_made_in_a_volume_is_refused(
+    folder: Folder, tmp_path: Path
+) -> None:
     """A folder of the host's that is mounted in the folder."""
     volume = tmp_path / "volume"
     volume.mkdir()
@@ -395,7 +401,7 @@ def test_nothing_is_made_in_a_volume(folder: Folder, tmp_path: Path) -> None:
     assert list(volume.iterdir()) == []
 
 
-def test_links_lead_nowhere_but_into_the_folder(folder: Folder, tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_not_followed(folder: Folder, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     shutil.rmtree(folder.root / "dev")
@@ -435,7 +441,7 @@ def test_obstructing_files_cause_no_traceback_and_leave_no_change(
         assert folder.mounts() == []
 
 
-def test_undoing_is_not_led_out_of_the_folder(folder: Folder, tmp_path: Path) -> None:
+def test_undo_does_not_follow_links_out_of_the_folder(folder: Folder, tmp_path: Path) -> None:
     """Its owner puts links where folders were, to what undoing would remove and replace."""
     folder.call("-e", f"{ASK}=0").ok()
     victim = tmp_path / "victim"
@@ -453,7 +459,7 @@ def test_undoing_is_not_led_out_of_the_folder(folder: Folder, tmp_path: Path) ->
 
 @pytest.mark.protects("undone-folder", "what a folder was is put back in no other folder")
 @pytest.mark.parametrize("verb", ["undo", "give"])
-def test_a_folder_that_becomes_another_one_meanwhile(
+def test_a_folder_replaced_by_a_link_meanwhile_is_refused(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """The owner of the folder above replaces the target of an undo by a link."""

@@ -87,7 +87,7 @@ def test_undoing_a_run_changes_nothing_in_a_volume(folder: Folder, name: str, ag
 
 
 @pytest.mark.protects("undone-folders-volume", "undoing a run removes no folder of a volume")
-def test_no_folder_of_a_volume_is_removed(folder: Folder) -> None:
+def test_folders_of_a_volume_are_not_removed_by_undo(folder: Folder) -> None:
     """Empty ones, by the names of those that were made, without what was made in them."""
     folder.give_away()
     before = {path.relative_to(folder.root) for path in folder.root.rglob("*")} | {Path(".")}
@@ -109,7 +109,7 @@ def test_no_folder_of_a_volume_is_removed(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("call", ["symlinkat", "rename", "renameat"])
-def test_a_killed_run_takes_no_file_of_a_volume_for_its_own(folder: Folder, call: str) -> None:
+def test_undo_of_a_killed_run_leaves_files_of_a_volume_unchanged(folder: Folder, call: str) -> None:
     """The file differs from the one that it was about to write."""
     (folder.root / CACHE).unlink(missing_ok=True)
     folder.give_away()
@@ -128,7 +128,7 @@ def test_a_killed_run_takes_no_file_of_a_volume_for_its_own(folder: Folder, call
     assert snapshot(folder) == before
 
 
-def test_a_file_of_others_is_not_taken_for_what_a_killed_run_has_written(folder: Folder) -> None:
+def test_undo_of_a_killed_run_leaves_files_of_others_unchanged(folder: Folder) -> None:
     (folder.root / CACHE).unlink(missing_ok=True)
     folder.give_away()
     folder.call("-e", ASK, before=killed("symlinkat", 1)).failed()
@@ -191,7 +191,7 @@ def test_a_hidden_mount_is_reported_and_removed_later(folder: Folder, place: str
     "undoing a run takes off what is known to be mounted by us, and nothing else",
     instead="elif True:",
 )
-def test_in_another_mount_namespace(folder: Folder) -> None:
+def test_undo_in_a_copied_mount_namespace_leaves_other_mounts(folder: Folder) -> None:
     """A copy, in which mounts have other ids: others' stay, from before and from later."""
     others = [folder.root / "srv" / name for name in ("before", "later")]
     for place in others:
@@ -225,7 +225,7 @@ def test_mounts_left_in_the_first_mount_namespace_are_reported(folder: Folder) -
 
 @pytest.mark.protects("noted-folder", "what is noted of a folder counts for that very folder")
 @pytest.mark.parametrize("call", [("rename", 2), ("unlink", 1)])
-def test_another_folder_in_its_place_gets_nothing_of_it(
+def test_another_folder_at_the_same_path_is_not_restored_from_the_record(
     folder: Folder, call: tuple[str, int]
 ) -> None:
     """An image whose owner had its run killed at the end, and then a fresh one at its path."""
@@ -252,7 +252,7 @@ def test_another_folder_in_its_place_gets_nothing_of_it(
     assert "another folder" in done.stderr
 
 
-def test_a_folder_that_was_moved_is_known(folder: Folder) -> None:
+def test_a_moved_folder_is_recognised_and_restored(folder: Folder) -> None:
     before, mounts = snapshot(folder), folder.everywhere()
     folder.call("-e", ASK).ok()
     moved = folder.root.with_name(f"{folder.root.name}.moved")
@@ -270,7 +270,7 @@ def test_a_folder_that_was_moved_is_known(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("upper", ["of the same filesystem", "of another one"])
-def test_a_folder_of_a_lower_layer(folder: Folder, upper: str) -> None:
+def test_a_folder_of_an_overlay_lower_layer_is_restored(folder: Folder, upper: str) -> None:
     """overlayfs makes a copy of it at its first change, which was made at another time."""
     place = folder.state.parent
     for name in ("lower", "merged"):
@@ -299,7 +299,9 @@ def test_a_folder_of_a_lower_layer(folder: Folder, upper: str) -> None:
 @pytest.mark.parametrize(
     ("call", "times"), [("move_mount", 25), ("move_mount", 26), ("umount2", 1), ("fsmount", 1)]
 )
-def test_a_run_that_is_killed_while_it_covers_a_file(folder: Folder, call: str, times: int) -> None:
+def test_a_run_killed_while_it_covers_a_file_is_undone(
+    folder: Folder, call: str, times: int
+) -> None:
     """For a moment the folder is covered as a whole then."""
     cache = folder.state.parent / "cache"
     shutil.copy2(folder.root / CACHE, cache)
@@ -403,7 +405,7 @@ def test_recorded_content_and_owner_are_of_one_and_the_same_file(
 @pytest.mark.protects("lines-volume", "lines are added to no file in a volume of the root folder's")
 @pytest.mark.protects("lines-file", "lines are added to a file that has no other name")
 @pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above", "dots"])
-def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str) -> None:
+def test_lines_are_not_added_to_files_outside_the_folder(folder: Folder, way: str) -> None:
     """By a link of the owner's on the way, by a further name of a file, or into a volume."""
     folder.give_away()
     place = folder.root.parent / f"{folder.root.name}.other"
@@ -455,7 +457,7 @@ def test_lines_are_added_to_nothing_outside_the_folder(folder: Folder, way: str)
     "an environment in a root folder is read below its root",
     instead="return host_files.read(path)",
 )
-def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
+def test_an_environ_file_outside_the_folder_is_not_read(folder: Folder) -> None:
     """By a link of the owner's."""
     secret = folder.state.parent / "secret"
     secret.write_text(f"{ASK}\n")
@@ -471,7 +473,7 @@ def test_no_file_of_the_host_is_read_for_an_environment(folder: Folder) -> None:
     shutil.rmtree(away)
 
 
-def test_a_read_only_folder_is_what_it_was(folder: Folder) -> None:
+def test_a_read_only_folder_is_refused_and_unchanged(folder: Folder) -> None:
     """The first step fails: there is nothing to undo, nor in the way of the next time."""
     before = snapshot(folder)
     folder.namespace.run("mount", "--bind", "--make-private", folder.root, folder.root).ok()
@@ -482,7 +484,7 @@ def test_a_read_only_folder_is_what_it_was(folder: Folder) -> None:
     assert snapshot(folder) == before
 
 
-def test_several_at_once(folder: Folder) -> None:
+def test_several_runs_at_once_are_undone_completely(folder: Folder) -> None:
     """One after the other, each in the place of the one before, and some take all back."""
     before, mounts = snapshot(folder), folder.everywhere()
     words = ("apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")

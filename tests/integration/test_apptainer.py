@@ -54,7 +54,7 @@ def apptainer(
 
 
 @pytest.mark.parametrize("user", [(), USER], ids=["root", "user"])
-def test_nv_gives_all(host: Release, driver: Driver, user: tuple[str, ...]) -> None:
+def test_nv_gives_all_gpus(host: Release, driver: Driver, user: tuple[str, ...]) -> None:
     """No gpuhook is in it, and no choice: Apptainer finds libraries and nodes by itself."""
     words = ("--nv", "--contain", "/srv/box")
     done = apptainer(host, *(("exec",) if user else AS_ROOT), *words, *SMI, user=user).ok()
@@ -63,7 +63,7 @@ def test_nv_gives_all(host: Release, driver: Driver, user: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("options", [(), ("--pid",), ("--ipc",)], ids=["", "pid", "ipc"])
 @pytest.mark.parametrize("image", ["/srv/box", "/srv/box.sif"], ids=["folder", "sif"])
-def test_nvccli_gives_those_that_are_named(
+def test_nvccli_gives_the_named_gpus(
     host: Release, driver: Driver, image: str, options: tuple[str, ...]
 ) -> None:
     words = (*AS_ROOT, "--nvccli", "--contain", *options, image)
@@ -78,7 +78,9 @@ def test_nvccli_gives_those_that_are_named(
 
 
 @pytest.mark.parametrize("option", ["--userns", "--fakeroot"])
-def test_nvccli_for_a_user(host: Release, driver: Driver, option: str) -> None:
+def test_nvccli_gives_the_named_gpus_in_a_user_namespace(
+    host: Release, driver: Driver, option: str
+) -> None:
     """In a user namespace, of an image that is the user's own."""
     words = ("exec", option, "--nvccli", "--contain", f"{HOME}/box")
     done = apptainer(host, *words, *SMI, user=USER).ok()
@@ -87,7 +89,7 @@ def test_nvccli_for_a_user(host: Release, driver: Driver, option: str) -> None:
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
 
 
-def test_nvccli_without_contain_gives_all(host: Release, driver: Driver) -> None:
+def test_nvccli_without_contain_gives_all_gpus(host: Release, driver: Driver) -> None:
     """The container has the host's /dev then; Apptainer asks for all where nothing is said."""
     for visible in ("0,2", None):
         done = apptainer(host, *AS_ROOT, "--nvccli", "/srv/box", *SMI, visible=visible).ok()
@@ -95,7 +97,9 @@ def test_nvccli_without_contain_gives_all(host: Release, driver: Driver) -> None
     assert "NVIDIA_VISIBLE_DEVICES=all" in done.stderr
 
 
-def test_capabilities_are_named_as_the_page_does(host: Release, driver: Driver) -> None:
+def test_the_capabilities_of_the_documentation_give_graphics_libraries(
+    host: Release, driver: Driver
+) -> None:
     """Apptainer knows a list of its own, in which there is no "all"."""
     (named,) = re.findall(r"NVIDIA_DRIVER_CAPABILITIES=(\S+)", PAGE.read_text())
     env = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": named}
@@ -104,7 +108,9 @@ def test_capabilities_are_named_as_the_page_does(host: Release, driver: Driver) 
     assert inside.libraries["libEGL_nvidia.so.0"][0].endswith(driver.version)
 
 
-def test_nothing_is_made_in_a_folder_of_the_hosts(host: Release, driver: Driver) -> None:
+def test_a_host_folder_bound_over_the_driver_folder_is_refused(
+    host: Release, driver: Driver
+) -> None:
     folder = f"{HOME}/shared"
     host.namespace.run("mkdir", "-p", folder).ok()
     bound = f"{folder}:{driver.library('libcuda.so.1').parent.relative_to(driver.root)}"

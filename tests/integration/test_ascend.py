@@ -111,7 +111,9 @@ class TestAscend(Contract):
 
     @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
     @RUNTIMES
-    def test_files_and_the_loader(self, bundle: Bundle, config: Path, devices: Devices) -> None:
+    def test_driver_files_are_mounted_and_the_loader_finds_the_library(
+        self, bundle: Bundle, config: Path, devices: Devices
+    ) -> None:
         bundle.environ(f"{ASK}=0")
         bundle.command("sh", "-c", FILES)
         with nothing_left(devices.root, pid=bundle.namespace.pid):
@@ -142,7 +144,7 @@ class TestAscend(Contract):
 
     @ONE
     @MODES
-    def test_vnpus_by_the_option(
+    def test_the_virtual_option_selects_vnpus(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         in_mode(config, mode)
@@ -180,7 +182,7 @@ class TestAscend(Contract):
             mine.unlink(missing_ok=True)
             socket.unlink(missing_ok=True)
 
-    def test_files_by_the_hook_alone_and_beside_nvidias(
+    def test_the_hook_gives_driver_files_alone_and_beside_an_nvidia_gpu(
         self, bundle: Bundle, config: Path, devices: Devices, driver: Driver
     ) -> None:
         library = f"{LIBRARY} {library_of(devices)}"
@@ -194,7 +196,7 @@ class TestAscend(Contract):
         bundle.environ(f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=void")
         assert lines_seen(bundle.run(bundle.runtime), "library") == [library]
 
-    def test_files_in_containers_of_podmans(
+    def test_podman_gives_driver_files_by_hook_and_by_cdi_spec(
         self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
     ) -> None:
         own = write_config(workspace / "ascend-files-etc", driver.root, ["runc"])

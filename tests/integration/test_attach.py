@@ -132,7 +132,9 @@ def node(driver: Driver, index: int) -> str:
 
 
 @pytest.mark.protects("attach-root", "attach uses the host's /proc, not the container's")
-def test_a_gpu_more(start: Callable[..., Running], driver: Driver) -> None:
+def test_a_further_gpu_is_attached_and_detached(
+    start: Callable[..., Running], driver: Driver
+) -> None:
     one = start("NVIDIA_VISIBLE_DEVICES=0,2")
     had, new, other = (node(driver, index) for index in (2, 4, 5))
     before = one.mounts()
@@ -165,7 +167,9 @@ def test_a_gpu_more(start: Callable[..., Running], driver: Driver) -> None:
     assert one.opens(new) == "ENXIO"
 
 
-def test_a_container_without_a_driver(start: Callable[..., Running], driver: Driver) -> None:
+def test_a_container_without_a_driver_gets_its_files_by_attach(
+    start: Callable[..., Running], driver: Driver
+) -> None:
     one = start(plain=True)
     first, second = node(driver, 4), node(driver, 5)
     before = one.mounts()
@@ -183,7 +187,9 @@ def test_a_container_without_a_driver(start: Callable[..., Running], driver: Dri
     assert one.name not in [each["id"] for each in listed["containers"]]
 
 
-def test_access_that_was_lost_is_repaired(start: Callable[..., Running], driver: Driver) -> None:
+def test_repair_restores_lost_access_to_an_attached_device(
+    start: Callable[..., Running], driver: Driver
+) -> None:
     """As systemctl daemon-reload and docker update take it away."""
     from test_repair import LOSE, LOSE_RULES  # noqa: PLC0415
 
@@ -210,7 +216,9 @@ def _has_v1(one: Running) -> bool:
 
 
 @pytest.mark.protects("attach-lease", "an exclusive device is not attached to a second container")
-def test_an_exclusive_device(start: Callable[..., Running], config: Path) -> None:
+def test_attaching_an_exclusive_device_in_use_is_refused(
+    start: Callable[..., Running], config: Path
+) -> None:
     config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{EXCLUSIVE}"))
     holder, one = start("NVIDIA_VISIBLE_DEVICES=0"), start(plain=True)
     assert f"in use by the container {holder.name}" in one.refused("attach", "0", "1")
@@ -222,7 +230,7 @@ def test_an_exclusive_device(start: Callable[..., Running], config: Path) -> Non
 
 @ONE
 @pytest.mark.protects("attach-pod", "no device is attached to a pod's container")
-def test_a_container_of_a_pod(start: Callable[..., Running]) -> None:
+def test_attaching_to_a_container_of_a_pod_is_refused(start: Callable[..., Running]) -> None:
     annotations = {"io.container.manager": "cri-o"}
     one = start(plain=True, change=lambda spec: spec.update(annotations=annotations))
     for verb in ("attach", "detach"):
@@ -244,7 +252,9 @@ def openable(config: Path, workspace: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.protects("detach-in-use", "a device that is open isn't detached")
-def test_a_device_that_is_open(start: Callable[..., Running], openable: Path, config: Path) -> None:
+def test_detaching_an_open_device_is_refused_unless_forced(
+    start: Callable[..., Running], openable: Path, config: Path
+) -> None:
     hold = (
         'until [ -e /hold ]; do sleep 0.1; done; exec 3<"/dev/acme0"; echo >/held; exec sleep 999'
     )
@@ -300,7 +310,7 @@ cli(sys.argv[3:])
         ("detach", "live", "unmount"),
     ],
 )
-def test_a_change_that_is_killed(
+def test_a_killed_attach_or_detach_can_be_repaired_and_undone(
     start: Callable[..., Running], driver: Driver, verb: str, where: str, step: str
 ) -> None:
     """repair gives what the record has, detach takes all of it, and another change works."""
@@ -323,7 +333,9 @@ def test_a_change_that_is_killed(
 
 
 @ONE
-def test_changes_of_a_container_at_once(start: Callable[..., Running], driver: Driver) -> None:
+def test_concurrent_changes_keep_control_nodes_while_a_device_remains(
+    start: Callable[..., Running], driver: Driver
+) -> None:
     """Control nodes stay for as long as one of the devices."""
     one, other = start(plain=True), start("NVIDIA_VISIBLE_DEVICES=0")
 
@@ -350,7 +362,9 @@ def test_changes_of_a_container_at_once(start: Callable[..., Running], driver: D
 
 
 @ONE
-def test_a_container_in_a_user_namespace(start: Callable[..., Running], driver: Driver) -> None:
+def test_devices_are_attached_in_a_user_namespace(
+    start: Callable[..., Running], driver: Driver
+) -> None:
     from test_user_namespaces import into_user_namespace  # noqa: PLC0415
 
     one = start(plain=True, change=into_user_namespace)
@@ -364,7 +378,7 @@ def test_a_container_in_a_user_namespace(start: Callable[..., Running], driver: 
 
 @ONE
 @pytest.mark.parametrize("leads", ["/", "../../../../../../../../"])
-def test_a_folder_that_leads_out_of_the_container(
+def test_a_folder_link_out_of_the_container_is_not_followed(
     start: Callable[..., Running], workspace: Path, tmp_path: Path, leads: str
 ) -> None:
     """The driver's programs are mounted where it leads to below the container's root."""
@@ -384,7 +398,7 @@ def test_a_folder_that_leads_out_of_the_container(
 
 
 @ONE
-def test_a_link_in_the_place_of_a_node(
+def test_a_link_at_a_device_node_is_not_followed_out_of_the_container(
     start: Callable[..., Running], driver: Driver, workspace: Path
 ) -> None:
     victim = workspace / "victim"
@@ -406,7 +420,9 @@ def test_a_link_in_the_place_of_a_node(
     instead="os.waitpid(child, 0)",
     also=("attach-ends", "pass"),
 )
-def test_a_filesystem_that_never_answers(start: Callable[..., Running], driver: Driver) -> None:
+def test_a_hung_filesystem_is_refused_after_a_timeout(
+    start: Callable[..., Running], driver: Driver
+) -> None:
     one = start("NVIDIA_VISIBLE_DEVICES=0")
     pid = one.json("explain", one.name)["container"]["pid"]
     one.outside(sys.executable, "-c", MOUNT_FUSE, str(pid), "/etc/OpenCL").ok()
@@ -417,7 +433,9 @@ def test_a_filesystem_that_never_answers(start: Callable[..., Running], driver: 
 
 
 @ONE
-def test_a_read_only_container(start: Callable[..., Running], driver: Driver) -> None:
+def test_a_read_only_container_gets_nodes_only_if_it_has_the_driver(
+    start: Callable[..., Running], driver: Driver
+) -> None:
     def read_only(spec: Any) -> None:
         spec["root"]["readonly"] = True
 
@@ -492,7 +510,9 @@ def plain(
         engine.call(*each)
 
 
-def test_every_engine(plain: Running, driver: Driver) -> None:
+def test_devices_are_attached_and_detached_with_every_engine(
+    plain: Running, driver: Driver
+) -> None:
     new = node(driver, 4)
     done = plain.attach("nvidia.com/gpu=4")
     assert {*done["nodes"]} == {new, *CONTROL}

@@ -115,7 +115,7 @@ def assert_one_clear_error(done: Result, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["driver not loaded", "no TOML"])
-def test_docker_prints_what_is_wrong_with_the_machine(
+def test_docker_prints_an_error_of_the_machine(
     reconfigured: tuple[Docker, Path], broken: dict[str, Broken], driver: Driver, name: str
 ) -> None:
     engine, link = reconfigured
@@ -127,7 +127,7 @@ def test_docker_prints_what_is_wrong_with_the_machine(
     assert_one_clear_error(done, *words)
 
 
-def test_every_engine_prints_what_is_wrong_with_the_request(
+def test_every_engine_prints_an_error_of_the_request(
     engine: Engine, driver: Driver, configs: dict[str, Path]
 ) -> None:
     env, words = REQUESTS["unknown index"]
@@ -143,7 +143,7 @@ def test_every_engine_prints_what_is_wrong_with_the_request(
 
 @pytest.mark.parametrize(("env", "words"), REQUESTS.values(), ids=REQUESTS.keys())
 @ONE
-def test_bundle_is_as_it_was_after_a_bad_request(
+def test_a_bundle_is_unchanged_after_a_bad_request(
     bundle: GpuBundle, driver: Driver, env: list[str], words: list[str]
 ) -> None:
     bundle.environ(*env)
@@ -178,7 +178,7 @@ def test_log_file_gets_the_error_as_json(
 
 
 @ONE
-def test_log_file_that_cannot_be_opened_fails_nothing(
+def test_a_log_file_that_cannot_be_opened_causes_no_further_error(
     bundle: GpuBundle, broken: dict[str, Broken]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
@@ -245,7 +245,7 @@ def both(bundle: GpuBundle) -> Both:
 @pytest.mark.parametrize("how", [*BROKEN, "missing", "folder"])
 @pytest.mark.parametrize("verb", ["create", "run"])
 @RUNTIMES
-def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
+def test_an_invalid_config_json_is_refused_with_the_runtimes_message(
     both: Both, tmp_path: Path, how: str, verb: str
 ) -> None:
     config = both.bundle.config
@@ -270,7 +270,9 @@ def test_config_json_that_no_runtime_takes_is_refused_in_its_words(
     ],
 )  # fmt: skip
 @RUNTIMES
-def test_command_line_that_no_runtime_takes_is_refused_in_its_words(both: Both, line: str) -> None:
+def test_an_invalid_command_line_is_refused_with_the_runtimes_message(
+    both: Both, line: str
+) -> None:
     both.compare(*line.format(bundle=both.bundle.path).split())
 
 
@@ -300,7 +302,7 @@ def test_low_level_runtimes_refuse_a_config_that_gpuhook_finds_broken(bundle: Bu
 )
 @pytest.mark.parametrize("how", UNCLEAR)
 @ONE
-def test_config_json_that_some_runtime_might_take(
+def test_a_doubtful_config_json_is_refused_with_one_error(
     bundle: GpuBundle, driver: Driver, how: str
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
@@ -314,7 +316,7 @@ def test_config_json_that_some_runtime_might_take(
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\0"])
 @RUNTIMES
-def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
+def test_an_invalid_config_json_without_a_gpu_is_left_to_the_runtime(
     bundle: GpuBundle, text: str
 ) -> None:
     bundle.config.write_text(text)
@@ -326,7 +328,7 @@ def test_config_json_that_names_no_gpu_is_the_low_level_runtimes_affair(
 
 
 @RUNTIMES
-def test_hook_alone_says_what_is_wrong(
+def test_the_hook_alone_prints_its_error_and_leaves_no_mounts(
     bundle: Bundle, installation: Installation, broken: dict[str, Broken], driver: Driver
 ) -> None:
     """The hook runs inside create: what it mounted must be gone with the failed container."""

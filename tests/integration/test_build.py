@@ -49,13 +49,17 @@ def assert_built_with_gpus(printed: str, driver: Driver) -> None:
             assert size == "0" or kind in {"directory", "symbolic"}, line
 
 
-def test_podman_with_the_hook(podman_hook_runc: Podman, context: Path, driver: Driver) -> None:
+def test_podman_builds_with_gpus_by_the_hook(
+    podman_hook_runc: Podman, context: Path, driver: Driver
+) -> None:
     build(podman_hook_runc, context, f"--hooks-dir={podman_hook_runc.hooks}")
     done = podman_hook_runc.run(BUILT, "sh", "-c", LOOK).ok()
     assert_built_with_gpus(done.stdout, driver)
 
 
-def test_podman_with_the_runtime(podman_runtime: Podman, context: Path, driver: Driver) -> None:
+def test_podman_builds_with_gpus_by_the_runtime(
+    podman_runtime: Podman, context: Path, driver: Driver
+) -> None:
     build(podman_runtime, context)
     done = podman_runtime.run(BUILT, "sh", "-c", LOOK).ok()
     assert_built_with_gpus(done.stdout, driver)
@@ -91,7 +95,9 @@ def by_default(
         yield engine
 
 
-def test_dockers_classic_builder(by_default: Docker, context: Path, driver: Driver) -> None:
+def test_dockers_classic_builder_builds_with_gpus(
+    by_default: Docker, context: Path, driver: Driver
+) -> None:
     server = ["docker", "-H", f"unix://{by_default.folder}/docker.sock"]
     env = {"DOCKER_BUILDKIT": "0", "DOCKER_CONFIG": str(by_default.folder / "client")}
     run([*server, "build", "--network=none", f"--tag={BUILT}", str(context)], env=env).ok()

@@ -37,7 +37,7 @@ def assert_sees(inside: Inside, driver: Driver, *indices: int) -> None:
 
 @pytest.mark.parametrize("bundle", ["busybox", "debian", "lib64"], indirect=True)
 @pytest.mark.parametrize("indices", [[0, 2], [7]])
-def test_exactly_the_requested_gpus(
+def test_a_container_gets_exactly_the_requested_gpus(
     bundle: GpuBundle, driver: Driver, indices: Iterable[int]
 ) -> None:
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={','.join(str(index) for index in indices)}")
@@ -109,7 +109,9 @@ def test_visible_devices_variable_selects_gpus(
 
 @pytest.mark.parametrize("change", [str, str.upper], ids=["as it is", "upper case"])
 @ONE
-def test_gpus_by_uuid(bundle: GpuBundle, driver: Driver, change: Callable[[str], str]) -> None:
+def test_gpus_are_selected_by_uuid_in_either_case(
+    bundle: GpuBundle, driver: Driver, change: Callable[[str], str]
+) -> None:
     uuids = [change(gpu.uuid).replace("GPU-", "GPU-") for gpu in driver.chosen(1, 6)]
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={','.join(uuids)}")
     inside = look_inside(bundle, driver)
@@ -126,7 +128,7 @@ def test_gpus_by_uuid(bundle: GpuBundle, driver: Driver, change: Callable[[str],
     ],
 )
 @ONE
-def test_control_nodes_by_capability(
+def test_capabilities_select_the_control_nodes(
     bundle: GpuBundle, driver: Driver, capabilities: str, missing: set[str], further: set[str]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=3", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
@@ -136,7 +138,7 @@ def test_control_nodes_by_capability(
 
 
 @ONE
-def test_device_rules_are_in_the_spec(bundle: GpuBundle, driver: Driver) -> None:
+def test_device_rules_are_written_to_config_json(bundle: GpuBundle, driver: Driver) -> None:
     """A rule that only the cgroup had would be gone after ``systemctl daemon-reload``."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=2,5")
     bundle.start().ok()
@@ -152,7 +154,7 @@ def test_device_rules_are_in_the_spec(bundle: GpuBundle, driver: Driver) -> None
 
 
 @ONE
-def test_unknown_fields_survive(bundle: GpuBundle) -> None:
+def test_unknown_fields_of_config_json_are_kept(bundle: GpuBundle) -> None:
     strange = {"future": [1, 2.5, None, {"ключ": '\u2028 "\\'}], "big": 12345678901234567890}
 
     def mutate(spec: Spec) -> None:
@@ -207,7 +209,7 @@ def test_hook_comes_last_and_once(bundle: GpuBundle, tmp_path: Path) -> None:
     only="given_by_the_engine_too and runc-host",
 )
 @RUNTIMES
-def test_hook_given_by_the_engine_too(
+def test_a_hook_given_by_the_engine_too_is_not_added_twice(
     bundle: GpuBundle, installation: Installation, driver: Driver
 ) -> None:
     """``docker run --runtime=gpu-py --gpus`` and podman's hooks-dir both add the hook."""

@@ -59,7 +59,7 @@ def start(bundle: GpuBundle, rich: Built, workspace: Path) -> Start:
 LIST_NODES = "busybox find /dev -name 'nvidia*' -type c | busybox sort"
 
 
-def test_a_mig_device_is_seen_as_the_only_one(start: Start, rich: Built) -> None:
+def test_a_container_sees_only_its_mig_device(start: Start, rich: Built) -> None:
     gpu = rich.gpus[1]
     mig = gpu.migs[1]
     done = start(f"nvidia-smi -L; gpuhook-cuda-probe; {LIST_NODES}", NVIDIA_VISIBLE_DEVICES="1:1")
@@ -73,7 +73,7 @@ def test_a_mig_device_is_seen_as_the_only_one(start: Start, rich: Built) -> None
 
 
 @ONE
-def test_all_means_mig_devices_too(start: Start, rich: Built) -> None:
+def test_all_includes_mig_devices(start: Start, rich: Built) -> None:
     text = start("nvidia-smi -L", NVIDIA_VISIBLE_DEVICES="all").ok().stdout
     for uuid in [rich.gpus[0].uuid, *(mig.uuid for mig in rich.gpus[1].migs)]:
         assert uuid in text
@@ -93,14 +93,14 @@ def test_a_missing_imex_channel_is_an_error(start: Start) -> None:
 
 
 @ONE
-def test_gpudirect_storage_is_an_opt_in(start: Start) -> None:
+def test_gpudirect_storage_is_given_if_enabled(start: Start) -> None:
     script = "devopen /dev/nvidia-fs0; cat /etc/cufile.json"
     done = start(script, NVIDIA_VISIBLE_DEVICES="0", NVIDIA_GDS="enabled").ok()
     assert done.stdout == "/dev/nvidia-fs0 ENXIO\n{}"
 
 
 @ONE
-def test_without_the_opt_in_there_is_nothing(start: Start) -> None:
+def test_gpudirect_storage_is_absent_by_default(start: Start) -> None:
     done = start("devopen /dev/nvidia-fs0; test ! -e /etc/cufile.json", NVIDIA_VISIBLE_DEVICES="0")
     assert done.ok().stdout == "/dev/nvidia-fs0 ENOENT\n"
 
@@ -135,7 +135,7 @@ def test_management_of_mig_needs_privilege(start: Start) -> None:
 
 
 @ONE
-def test_management_of_mig_reaches_every_capability(
+def test_management_of_mig_opens_every_capability_except_monitor(
     bundle: Bundle, start: Start, rich: Built
 ) -> None:
     bundle.change(lambda spec: spec["process"]["capabilities"]["bounding"].append("CAP_SYS_ADMIN"))
@@ -153,9 +153,7 @@ def test_management_of_mig_reaches_every_capability(
     [("cuda>=11.0", True), ("cuda>=99.0", False), ("brand=tesla,driver<1 cuda>=11.0", True)],
 )
 @ONE
-def test_requirements_are_held_against_the_machine(
-    start: Start, requirement: str, met: bool
-) -> None:
+def test_an_unmet_cuda_requirement_is_refused(start: Start, requirement: str, met: bool) -> None:
     done = start("true", NVIDIA_VISIBLE_DEVICES="0", NVIDIA_REQUIRE_CUDA=requirement)
     assert (done.status == 0) is met, done
     if not met:
@@ -199,7 +197,7 @@ def with_note(library: Path, made: Path, branches: tuple[int, ...]) -> Path:
     ("version", "noted"), [("999.1.1", False), ("999.1.1", True), ("{branch}.999.1", True)]
 )
 @ONE
-def test_the_images_newer_cuda_comes_first(
+def test_newer_cuda_libraries_of_the_image_are_used_first(
     bundle: Bundle, start: Start, rich: Built, version: str, noted: bool
 ) -> None:
     branch = rich.driver_version.partition(".")[0]
@@ -214,7 +212,7 @@ def test_the_images_newer_cuda_comes_first(
     ("version", "branches"), [("400.1.1", ()), ("999.1.1", (535, 999)), ("400.1.1", (535, 400))]
 )
 @ONE
-def test_cuda_of_the_image_that_does_not_fit_is_not_used(
+def test_cuda_libraries_of_the_image_that_do_not_fit_are_not_used(
     bundle: Bundle, start: Start, rich: Built, version: str, branches: tuple[int, ...]
 ) -> None:
     give_compat(bundle, rich, version, branches)

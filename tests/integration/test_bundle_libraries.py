@@ -30,7 +30,9 @@ def test_loader_finds_the_hosts_library(
 
 @GLIBC_ROOTS
 @RUNTIMES
-def test_programs_that_use_the_driver(bundle: GpuBundle, driver: Driver) -> None:
+def test_nvidia_smi_and_a_cuda_program_see_the_chosen_gpus(
+    bundle: GpuBundle, driver: Driver
+) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     bundle.command("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe")
     done = bundle.start().ok()
@@ -51,7 +53,7 @@ def test_programs_that_use_the_driver(bundle: GpuBundle, driver: Driver) -> None
     ],
 )
 @ONE
-def test_libraries_by_capability(
+def test_capabilities_select_the_libraries(
     bundle: GpuBundle, capabilities: str, found: list[str], absent: list[str]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
@@ -82,7 +84,7 @@ def test_driver_mounts_have_restrictive_mount_options(bundle: GpuBundle, driver:
 
 @pytest.mark.parametrize("bundle", ["busybox"], indirect=True)
 @RUNTIMES
-def test_busybox_without_a_loader_gets_the_files(bundle: GpuBundle, driver: Driver) -> None:
+def test_an_image_without_a_loader_gets_the_driver_files(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     bundle.command("ls", f"/usr/lib64/libcuda.so.{driver.version}", "/usr/bin/nvidia-smi")
     bundle.start().ok()

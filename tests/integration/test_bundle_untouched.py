@@ -19,7 +19,7 @@ NOTHING: list[list[str]] = [
 
 @pytest.mark.parametrize("settings", NOTHING, ids=str)
 @RUNTIMES
-def test_config_json_and_image_are_not_written(
+def test_a_container_without_a_request_is_left_unchanged(
     bundle: GpuBundle, driver: Driver, settings: list[str]
 ) -> None:
     bundle.environ(*settings)
@@ -35,7 +35,7 @@ def test_config_json_and_image_are_not_written(
     assert inside.libraries["libcuda.so.1"][0] == "-"
 
 
-def test_same_container_with_and_without_gpu_py(bundle: GpuBundle) -> None:
+def test_a_container_without_gpus_is_the_same_with_and_without_gpu_py(bundle: GpuBundle) -> None:
     script = """
     busybox find /dev /etc /run /usr/lib | sort
     busybox env
@@ -52,7 +52,7 @@ def test_same_container_with_and_without_gpu_py(bundle: GpuBundle) -> None:
 
 @pytest.mark.parametrize("status", [0, 1, 42])
 @RUNTIMES
-def test_exit_status_is_the_containers(bundle: GpuBundle, status: int) -> None:
+def test_the_containers_exit_status_is_returned(bundle: GpuBundle, status: int) -> None:
     for settings in ([], ["NVIDIA_VISIBLE_DEVICES=0"]):
         bundle.environ(*settings)
         bundle.command("sh", "-c", f"exit {status}")

@@ -62,7 +62,7 @@ def site(engine: Podman, driver: Driver, made: Path) -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("indices", [(0,), (5,), (0, 2, 7), tuple(range(8))])
-def test_exactly_the_gpus_that_are_named(site: Site, indices: tuple[int, ...]) -> None:
+def test_a_container_gets_exactly_the_named_gpus(site: Site, indices: tuple[int, ...]) -> None:
     driver = site.driver
     devices = ("all",) if len(indices) == len(driver.gpus) else tuple(map(str, indices))
     with nothing_left(driver.root):
@@ -82,7 +82,7 @@ def test_a_gpu_is_selected_by_uuid(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", ["debian", "lib64"])
-def test_programs_that_use_the_driver(site: Site, kind: str) -> None:
+def test_nvidia_smi_and_a_cuda_program_see_the_named_gpus(site: Site, kind: str) -> None:
     done = site.run(
         "sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe", devices=("1", "4"), kind=kind
     )
@@ -102,13 +102,13 @@ def test_the_loader_finds_every_library(site: Site) -> None:
     }
 
 
-def test_no_second_injector_does_anything(site: Site) -> None:
+def test_nvidia_visible_devices_is_set_to_void(site: Site) -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=all",)
     done = site.run("sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES", devices=("0",), env=env)
     assert done.ok().stdout == "void\n"
 
 
-def test_a_container_that_asks_for_nothing(site: Site) -> None:
+def test_a_container_without_a_request_gets_no_gpus(site: Site) -> None:
     done = site.run("busybox", "ls", "/dev", devices=())
     assert "nvidia" not in done.ok().stdout
 
@@ -123,13 +123,13 @@ def test_a_container_that_asks_for_nothing(site: Site) -> None:
     ],
     ids=lambda options: options[0],
 )
-def test_options_of_the_engine(site: Site, options: tuple[str, ...]) -> None:
+def test_gpus_are_given_with_further_engine_options(site: Site, options: tuple[str, ...]) -> None:
     with nothing_left(site.driver.root):
         done = site.run("nvidia-smi", "-L", devices=("2",), options=options)
     assert done.ok().stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(2))
 
 
-def test_a_user_namespace(site: Site) -> None:
+def test_a_user_namespace_gets_gpus_or_a_clear_error(site: Site) -> None:
     options = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
     done = site.run("nvidia-smi", "-L", devices=("2",), options=options)
     if site.podman.runtime is not None and site.podman.runtime.name == "runc":
@@ -143,7 +143,7 @@ def test_a_user_namespace(site: Site) -> None:
     assert done.ok().stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(2))
 
 
-def test_a_container_that_is_started_again(site: Site) -> None:
+def test_a_restarted_container_gets_the_same_gpu(site: Site) -> None:
     named = settings("--device", [f"{KIND}=6"])
     name = "gpuhook-cdi-again"
     words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
@@ -157,7 +157,7 @@ def test_a_container_that_is_started_again(site: Site) -> None:
         site.podman.call("rm", "--force", name)
 
 
-def test_a_name_that_there_is_not(site: Site) -> None:
+def test_an_unknown_device_name_is_refused(site: Site) -> None:
     assert "nvidia.com/gpu=8" in site.run("true", devices=("8",)).failed().stderr
 
 
@@ -181,7 +181,7 @@ def mig_site(
     ("devices", "gpus", "migs", "caps"),
     [(("0:0",), 1, 1, 2), (("0:1", "1"), 2, 1, 2), (("all",), 2, 2, 4), (("1",), 1, 0, 0)],
 )
-def test_mig_devices(
+def test_mig_devices_are_given_by_name(
     mig_site: Site, devices: tuple[str, ...], gpus: int, migs: int, caps: int
 ) -> None:
     script = "nvidia-smi -L; busybox find /dev/nvidia-caps -type c | busybox wc -l"
@@ -198,7 +198,7 @@ def call(installation: Installation, config: Path, *words: str | Path) -> Result
     return run([installation.command, "cdi", "generate", "--config", config, *words])
 
 
-def test_the_engines_reader_takes_it(
+def test_generated_yaml_and_json_specs_are_valid_and_equal(
     installation: Installation, configs: dict[str, Path], tmp_path: Path
 ) -> None:
     for name in ("a.yaml", "a.json"):
@@ -228,7 +228,7 @@ def test_cdi_generate_dry_run_shows_a_diff_and_writes_nothing(
     assert path.stat().st_ino == before.st_ino
 
 
-def test_another_generators_file_beside_ours(
+def test_another_generators_spec_for_the_same_devices_causes_a_warning(
     installation: Installation, configs: dict[str, Path], tmp_path: Path, made: Path
 ) -> None:
     other = tmp_path / "nvidia.yaml"
@@ -239,13 +239,15 @@ def test_another_generators_file_beside_ours(
     assert call(installation, configs["runc"], "--output", tmp_path).ok().stderr == ""
 
 
-def test_to_standard_output(installation: Installation, configs: dict[str, Path]) -> None:
+def test_a_spec_is_written_to_standard_output(
+    installation: Installation, configs: dict[str, Path]
+) -> None:
     words = ("--format=json", "--device-name-strategy=type-index", f"--kind={KIND}")
     made = json.loads(call(installation, configs["runc"], *words).ok().stdout)
     assert [device["name"] for device in made["devices"]] == ["all", *(f"gpu{n}" for n in range(8))]
 
 
-def test_a_machine_without_a_driver(installation: Installation, tmp_path: Path) -> None:
+def test_a_machine_without_a_driver_is_refused(installation: Installation, tmp_path: Path) -> None:
     empty = tmp_path / "root"
     empty.mkdir()
     config = write_config(tmp_path / "config", empty, ["runc"])
@@ -254,7 +256,7 @@ def test_a_machine_without_a_driver(installation: Installation, tmp_path: Path) 
     assert not (tmp_path / "cdi").exists()
 
 
-def test_a_full_disk_keeps_the_document(
+def test_a_full_disk_keeps_the_old_spec(
     installation: Installation, configs: dict[str, Path], workspace: Path
 ) -> None:
     folder = workspace / "small-disk"
@@ -271,7 +273,7 @@ def test_a_full_disk_keeps_the_document(
         run(["umount", folder]).ok()
 
 
-def test_another_root_and_back(
+def test_transform_root_rewrites_paths_and_keeps_a_valid_spec(
     installation: Installation, configs: dict[str, Path], driver: Driver, tmp_path: Path, made: Path
 ) -> None:
     words: list[str | Path] = [installation.command, "cdi", "transform", "root"]

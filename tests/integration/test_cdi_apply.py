@@ -48,7 +48,9 @@ def document(folder: Path) -> Path:
     return folder / "cdi"
 
 
-def test_devices_reach_a_container(bundle: Bundle, low_level: tuple[str, Namespace]) -> None:
+def test_runtimes_apply_the_edits_of_cdi_specs(
+    bundle: Bundle, low_level: tuple[str, Namespace]
+) -> None:
     found = folders.read_folders([str(document(bundle.path))])
     assert found.errors == []
     bundle.command(

@@ -183,7 +183,7 @@ def names_of(*devices: str) -> list[str]:
 
 
 @pytest.mark.parametrize("indices", [(0, 2, 7), tuple(range(8))], ids=str)
-def test_exactly_the_gpus_that_are_named(
+def test_a_container_gets_exactly_the_named_gpus(
     start: Run, driver: Driver, indices: tuple[int, ...]
 ) -> None:
     devices = ["all"] if len(indices) == len(driver.gpus) else list(map(str, indices))
@@ -199,7 +199,7 @@ def test_exactly_the_gpus_that_are_named(
     }
 
 
-def test_programs_and_libraries(start: Run, driver: Driver) -> None:
+def test_programs_and_libraries_of_the_driver_work(start: Run, driver: Driver) -> None:
     folder = driver.library("libcuda.so.1").parent
     links = [path for path in folder.rglob("lib*.so.*") if path.is_symlink()]
     files = {path.name: path for path in [*links, folder / "libcuda.so"]}
@@ -233,14 +233,14 @@ def reference(
     return content(installation.runtime, *ask).beyond(content("runc"))
 
 
-def test_the_same_container_as_in_mode_hook(start: Run, reference: Content) -> None:
+def test_the_container_is_the_same_as_in_hook_mode(start: Run, reference: Content) -> None:
     base = listed(start(DEBIAN, LIST, [KERNEL]))
     made = listed(start(DEBIAN, LIST, [KERNEL, *names_of("0", "2")]))
     assert unexplained(reference, made.beyond(base), "debian") == {}
 
 
 @pytest.mark.parametrize(("device", "gpus", "migs"), [("0:1", 1, 1), ("all", 2, 2)])
-def test_mig_devices(start: Run, device: str, gpus: int, migs: int) -> None:
+def test_mig_devices_are_given_by_name(start: Run, device: str, gpus: int, migs: int) -> None:
     script = "nvidia-smi -L; busybox find /dev/nvidia-caps -type c"
     lines = start(DEBIAN, ("sh", "-c", script), [f"{MIG}={device}"]).ok().stdout.splitlines()
     assert len([line for line in lines if line.startswith("GPU ")]) == gpus
@@ -248,13 +248,13 @@ def test_mig_devices(start: Run, device: str, gpus: int, migs: int) -> None:
     assert len([line for line in lines if line.startswith("/dev/nvidia-caps/")]) == 2 * migs
 
 
-def test_a_name_that_there_is_not(start: Run) -> None:
+def test_an_unknown_device_name_is_refused(start: Run) -> None:
     said = start(DEBIAN, ("true",), names_of("0", "8")).failed().stderr
     assert f"{KIND}=8" in said
     assert f"{KIND}=0" not in said.replace("--device=", "")
 
 
-def test_a_container_that_asks_for_nothing(start: Run) -> None:
+def test_a_container_without_a_request_gets_no_gpus(start: Run) -> None:
     assert "nvidia" not in start(DEBIAN, ("ls", "/dev"), []).ok().stdout
 
 
@@ -262,7 +262,7 @@ ON_BOTH = pytest.mark.parametrize("name", NAMES)
 
 
 @ON_BOTH
-def test_docker_has_nothing_to_say_of_the_documents(name: str, dockers: dict[str, Docker]) -> None:
+def test_docker_reads_the_specs_without_warnings(name: str, dockers: dict[str, Docker]) -> None:
     docker = dockers[name]
     info = json.loads(docker.call("info", "--format", "{{json .}}").ok().stdout)
     assert info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
@@ -276,7 +276,7 @@ def test_docker_has_nothing_to_say_of_the_documents(name: str, dockers: dict[str
 
 @ON_BOTH
 @pytest.mark.parametrize(("gpus", "indices"), [('"device=0,2"', (0, 2)), ("all", range(8))])
-def test_gpus_option_of_docker(
+def test_the_gpus_option_of_docker_gives_the_named_gpus(
     name: str, dockers: dict[str, Docker], driver: Driver, gpus: str, indices: Sequence[int]
 ) -> None:
     """By NVIDIA's names, which `gpuhook install --gpus` makes."""
@@ -291,7 +291,7 @@ def test_gpus_option_of_docker(
 
 
 @ON_BOTH
-def test_rootless_podman(
+def test_rootless_podman_gives_the_named_gpus(
     name: str,
     systems: dict[str, Release],
     workspace: Path,

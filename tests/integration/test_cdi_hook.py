@@ -147,7 +147,9 @@ def test_the_loader_finds_every_library(
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 @RUNTIMES
-def test_an_own_ldconfig_finds_them_again(bundle: Bundle, runtime: str, document: Path) -> None:
+def test_ldconfig_of_the_image_keeps_the_libraries_findable(
+    bundle: Bundle, runtime: str, document: Path
+) -> None:
     give(bundle, document, "0")
     changed(bundle, "cp /sbin/ldconfig usr/local/bin/")
     changed(bundle, "printf '/usr/lib64\\ninclude /etc/ld.so.conf.d/*.conf\\n' >etc/ld.so.conf")
@@ -156,7 +158,7 @@ def test_an_own_ldconfig_finds_them_again(bundle: Bundle, runtime: str, document
     assert all(":" in inode and " " not in inode for inode in found.values()), found
 
 
-def test_programs_see_the_gpus_that_were_given(
+def test_programs_see_only_the_given_gpus(
     bundle: Bundle, runtime: str, document: Path, driver: Driver
 ) -> None:
     give(bundle, document, "1", "7")
@@ -198,7 +200,7 @@ def test_list_shows_the_gpu_that_the_hook_recorded(
     instead="return numbers",
 )
 @pytest.mark.parametrize("volume", ["node", "folder", "file", "/dev/null"])
-def test_a_volume_is_no_gpu(
+def test_a_volume_at_a_node_path_is_not_counted_as_a_gpu(
     bundle: Bundle,
     runtime: str,
     document: Path,
@@ -237,7 +239,7 @@ def mig_driver(installation: Installation, workspace: Path) -> Driver:
 
 
 @pytest.mark.parametrize(("device", "gpus", "migs"), [("0:1", 1, 1), ("all", 2, 2), ("1", 1, 0)])
-def test_mig_devices(
+def test_mig_devices_are_given_by_name(
     bundle: Bundle,
     runtime: str,
     installation: Installation,
@@ -261,7 +263,9 @@ def test_mig_devices(
     assert len([line for line in lines if line.endswith("/access")]) == 2 * migs
 
 
-def test_musl(workspace: Path, host: Namespace, document: Path, driver: Driver) -> None:
+def test_a_musl_image_gets_libraries_without_a_loader_cache(
+    workspace: Path, host: Namespace, document: Path, driver: Driver
+) -> None:
     root = distributions.build_musl(workspace / "cdi-musl")
     with bundles.bundle(workspace / "bundles", root, host, "runc") as bundle:
         give(bundle, document, "0")
@@ -306,7 +310,7 @@ def test_a_new_inventory_is_not_saved(
     only="own_libraries_are_covered and runc-host",
 )
 @RUNTIMES
-def test_the_images_own_libraries_are_covered(
+def test_own_libraries_are_covered_by_the_drivers(
     bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
     stale = f"{LIBRARIES}/libcuda.so.1"
@@ -327,7 +331,7 @@ def test_the_images_own_libraries_are_covered(
     instead="return found",
     only="another_file_covers_nothing and runc-host",
 )
-def test_an_engines_mount_of_another_file_covers_nothing(
+def test_a_mount_of_another_file_covers_nothing(
     bundle: Bundle, runtime: str, document: Path, tmp_path: Path
 ) -> None:
     """With a volume on a library's place, the image's own link to it is unchanged."""
@@ -348,14 +352,18 @@ def test_an_engines_mount_of_another_file_covers_nothing(
 
 
 @RUNTIMES
-def test_a_read_only_root(bundle: Bundle, runtime: str, answered: Path, driver: Driver) -> None:
+def test_a_read_only_root_gets_gpus(
+    bundle: Bundle, runtime: str, answered: Path, driver: Driver
+) -> None:
     bundle.change(lambda spec: spec["root"].update(readonly=True))
     give(bundle, answered, "5")
     bundle.command("nvidia-smi", "-L")
     assert bundle.run(runtime).ok().stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(5))
 
 
-def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
+def test_files_made_in_a_user_namespace_belong_to_its_root(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver
+) -> None:
     """Files created in the image belong to the container's root user."""
 
     def mutate(spec: Spec) -> None:
@@ -380,7 +388,7 @@ def test_a_user_namespace(bundle: Bundle, runtime: str, document: Path, driver: 
 @pytest.mark.parametrize("place", ["etc/nvidia", "etc/ld.so.cache", LIBRARIES, "etc/ld.so.conf.d"])
 @pytest.mark.parametrize("route", ROUTES)
 @RUNTIMES
-def test_links_out_of_the_root(
+def test_links_out_of_the_root_are_not_followed(
     bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, route: str
 ) -> None:
     """The runtime's own mounts aren't there: what it makes of links isn't ours."""
@@ -438,7 +446,7 @@ def test_the_images_environment_reaches_no_hook(
     assert not log.exists()
 
 
-def test_nothing_is_left_where_it_fails(
+def test_a_failed_hook_leaves_no_files_or_mounts(
     bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
     """The cache is the last step: all the others are taken back."""
@@ -511,7 +519,7 @@ def test_a_bundle_that_names_only_its_root_gets_its_gpu(
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
 
 
-def test_a_bundle_that_names_the_root_alone_beside_a_prefork_server(
+def test_a_bundle_with_only_a_root_is_served_by_a_prefork_server(
     bundle: Bundle, standing: Standing, driver: Driver, tmp_path: Path
 ) -> None:
     """The server has to look in the container for what is mounted."""
@@ -531,7 +539,7 @@ def test_a_bundle_that_names_the_root_alone_beside_a_prefork_server(
 @pytest.mark.parametrize(
     "limits", ['device-memory = "8GiB"', 'most-device-memory = "8GiB"', "required = true"]
 )
-def test_a_bundle_that_names_the_root_alone_has_no_way_around_a_limit(
+def test_a_bundle_with_only_a_root_has_no_way_around_a_limit(
     bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path, limits: str
 ) -> None:
     more = f"[gpuhook.limits]\n{limits}\n"
@@ -546,7 +554,9 @@ def test_a_bundle_that_names_the_root_alone_has_no_way_around_a_limit(
     "the CDI hook works in a container's namespace alone",
     only="in_the_namespace_of_the_host and runc-host",
 )
-def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Driver) -> None:
+def test_a_hook_in_the_namespace_of_the_host_is_refused(
+    bundle: Bundle, document: Path, driver: Driver
+) -> None:
     give(bundle, document, "0")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
         said = called(bundle).failed().stderr
@@ -560,7 +570,7 @@ def test_in_the_namespace_of_the_host(bundle: Bundle, document: Path, driver: Dr
     instead="if not container.is_mounted_on():",
     only="beside_the_first_process and runc-host",
 )
-def test_beside_the_first_process(bundle: Bundle, document: Path) -> None:
+def test_a_hook_beside_the_first_process_is_refused(bundle: Bundle, document: Path) -> None:
     """Whatever is mounted on the root: where the first process is, there is no container."""
     give(bundle, document, "0")
     mounts = f"mount -t tmpfs tmpfs {bundle.root}/dev && exec"
@@ -571,12 +581,14 @@ def test_beside_the_first_process(bundle: Bundle, document: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["/", "/usr/..", "/proc/../"])
-def test_the_hosts_root_as_a_containers(workspace: Path, root: str) -> None:
+def test_the_hosts_root_is_refused_as_a_container_root(workspace: Path, root: str) -> None:
     with pytest.raises(InjectError, match="the host's own"):
         in_child(lambda: injection.open_inside(root).close())
 
 
-def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: Driver) -> None:
+def test_a_hook_at_another_stage_is_refused(
+    bundle: Bundle, runtime: str, document: Path, driver: Driver
+) -> None:
     give(bundle, document, "0")
 
     def move(spec: Spec) -> None:
@@ -596,7 +608,7 @@ def test_at_another_stage(bundle: Bundle, runtime: str, document: Path, driver: 
 @pytest.mark.parametrize("mode", ["rw", "ro"])
 @pytest.mark.parametrize("place", ["etc", "usr/lib"])
 @RUNTIMES
-def test_volumes_stay_as_they_are(
+def test_volumes_stay_unchanged(
     bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, mode: str
 ) -> None:
     """The runtime's mounts there are taken away: it makes mount points in volumes."""
@@ -636,13 +648,13 @@ def nvidias_name(installation: Installation, tmp_path: Path) -> Path:
     return link
 
 
-def test_words_that_ask_for_nothing(nvidias_name: Path) -> None:
+def test_the_version_and_help_options_are_answered(nvidias_name: Path) -> None:
     """Docker and people look whether the program answers."""
     assert run([nvidias_name, "--version"]).ok().stdout.startswith(f"{HOOK} ")
     assert run([nvidias_name, "--help"]).ok().stdout.startswith("usage:")
 
 
-def test_our_document_by_nvidias_name(
+def test_our_spec_works_with_a_hook_called_by_nvidias_name(
     bundle: Bundle, runtime: str, document: Path, driver: Driver, nvidias_name: Path
 ) -> None:
     give(bundle, document, "2")
@@ -656,7 +668,7 @@ def test_our_document_by_nvidias_name(
 
 @pytest.mark.parametrize("verb", VERBS)
 @RUNTIMES
-def test_a_document_of_nvidias_toolkit_is_refused(
+def test_a_spec_of_nvidias_toolkit_is_refused(
     bundle: Bundle, runtime: str, document: Path, driver: Driver, nvidias_name: Path, verb: str
 ) -> None:
     """Half of its work would be done, without a sign of which half is missing."""

@@ -92,7 +92,9 @@ ls /dev/char
 
 
 @pytest.mark.parametrize("verb", [("install", "--cdi", "--engine=podman"), ("cdi", "refresh")])
-def test_systemd_finds_the_nodes_of_documents(site: Site, verb: tuple[str, ...]) -> None:
+def test_links_for_systemd_are_made_to_the_nodes_of_cdi_specs(
+    site: Site, verb: tuple[str, ...]
+) -> None:
     """No gpu-py makes links in /dev/char when a container starts that an engine gives devices."""
     site.install().ok()
 
@@ -113,7 +115,7 @@ def smi(engine: Podman, device: str) -> Result:
     return engine.run(image("debian"), "nvidia-smi", "-L", options=options)
 
 
-def test_podman_has_what_the_machine_has(site: Site, engine: Podman) -> None:
+def test_podman_gets_the_devices_of_the_refreshed_spec(site: Site, engine: Podman) -> None:
     site.install().ok()
     driver = site.simulate("--gpus=8")
     site.refresh().ok()
@@ -132,7 +134,7 @@ def test_podman_has_what_the_machine_has(site: Site, engine: Podman) -> None:
 @pytest.mark.parametrize(
     ("option", "reason"), [("--fail=not-loaded", "Driver Not Loaded"), ("--gpus=0", "has no GPU")]
 )
-def test_a_document_goes_with_its_driver_and_with_the_last_device(
+def test_a_spec_is_removed_with_its_driver_or_last_device(
     site: Site, option: str, reason: str
 ) -> None:
     site.install().ok()
@@ -149,7 +151,7 @@ def test_a_document_goes_with_its_driver_and_with_the_last_device(
     assert names() > {"0", "all"}
 
 
-def test_documents_come_once_there_is_a_driver(site: Site) -> None:
+def test_a_spec_is_written_once_there_is_a_driver(site: Site) -> None:
     run(["rm", "-rf", site.folder / "driver"]).ok()
     done = site.install().ok()
     assert "CDI specs are written once there is a driver" in done.stdout
@@ -159,7 +161,7 @@ def test_documents_come_once_there_is_a_driver(site: Site) -> None:
     assert names() > {"0", "all"}
 
 
-def test_a_driver_that_fails_takes_nothing_away(site: Site) -> None:
+def test_a_failing_driver_keeps_the_old_spec_and_records_the_error(site: Site) -> None:
     site.install().ok()
     before = DOCUMENT.stat().st_ino, DOCUMENT.read_bytes()
     site.simulate("--fail=version-mismatch")
@@ -186,7 +188,7 @@ def read_only(folder: Path) -> Iterator[None]:
         run(["umount", folder]).ok()
 
 
-def test_a_folder_that_cannot_be_written_to(site: Site) -> None:
+def test_a_read_only_folder_keeps_the_old_spec_and_records_the_error(site: Site) -> None:
     site.install().ok()
     before = DOCUMENT.read_bytes()
     for options in (["--gpus=1"], ["--fail=not-loaded"]):
@@ -200,7 +202,7 @@ def test_a_folder_that_cannot_be_written_to(site: Site) -> None:
     assert site.errors() == []
 
 
-def test_a_configuration_that_is_broken(site: Site) -> None:
+def test_a_broken_configuration_keeps_the_spec_and_records_the_error(site: Site) -> None:
     site.install().ok()
     text = site.config.read_text()
     site.config.write_text("= broken\n")
@@ -220,7 +222,7 @@ def change(site: Site, number: int) -> None:
     site.config.write_text(f'supported-driver-capabilities = "{words}"\n{rest}')
 
 
-def test_several_at_once(site: Site) -> None:
+def test_concurrent_refreshes_write_one_valid_spec(site: Site) -> None:
     site.install().ok()
     for number in range(3):
         change(site, number)
@@ -259,7 +261,7 @@ def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
         return False
 
 
-def test_killed_at_any_moment(site: Site) -> None:
+def test_a_refresh_killed_at_any_moment_leaves_a_valid_spec(site: Site) -> None:
     site.install().ok()
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
     good = {DOCUMENT.read_bytes()}
@@ -288,7 +290,7 @@ def test_killed_at_any_moment(site: Site) -> None:
 @pytest.mark.protects(
     "anothers-document", "a CDI document of somebody else is never replaced or removed"
 )
-def test_anothers_file_is_never_touched(site: Site) -> None:
+def test_a_spec_of_another_generator_is_never_changed(site: Site) -> None:
     theirs = (
         b'{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": ['
         b'{"name": "0", "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"],'
@@ -324,7 +326,9 @@ def test_state_owned_by_another_user_is_ignored(site: Site, name: str) -> None:
         os.chown(path, 0, 0)
 
 
-def test_a_link_to_gpu_py_somewhere_else(site: Site, installation: Installation) -> None:
+def test_a_runtime_path_by_a_link_gives_the_installed_hook_path(
+    site: Site, installation: Installation
+) -> None:
     link = site.folder / "gpu-py"
     link.symlink_to(installation.runtime)
     site.gpuhook("install", "--cdi", "--engine=podman", f"--runtime-path={link}").ok()
@@ -332,7 +336,7 @@ def test_a_link_to_gpu_py_somewhere_else(site: Site, installation: Installation)
     assert f"path: {hook}\n" in DOCUMENT.read_text()
 
 
-def test_a_document_of_a_kind_that_is_known_no_more(site: Site) -> None:
+def test_a_spec_of_an_unknown_kind_is_removed(site: Site) -> None:
     site.install().ok()
     text = DOCUMENT.read_text()
     old = FOLDER / "acme.example-npu.yaml"
@@ -343,7 +347,7 @@ def test_a_document_of_a_kind_that_is_known_no_more(site: Site) -> None:
     assert {*FOLDER.iterdir()} == {DOCUMENT, theirs}
 
 
-def test_another_generators_file_beside_ours(site: Site) -> None:
+def test_another_generators_spec_for_the_same_devices_causes_a_warning(site: Site) -> None:
     site.install().ok()
     (FOLDER / "nvidia.yaml").write_bytes(DOCUMENT.read_bytes())
     assert f"{FOLDER}/nvidia.yaml names the same devices" in site.refresh().ok().stderr
@@ -356,7 +360,7 @@ def test_refresh_without_an_installation_writes_nothing(site: Site) -> None:
     assert not FOLDER.exists()
 
 
-def test_installing_twice_and_taking_back(site: Site) -> None:
+def test_uninstall_restores_all_files_after_installing_twice(site: Site) -> None:
     def seen() -> dict[str, bytes]:
         places = [Path("/etc/systemd"), Path("/etc/udev"), FOLDER, site.state]
         files = [path for place in places for path in place.rglob("*") if path.is_file()]
@@ -419,7 +423,9 @@ def programs(site: Site, tmp_path: Path) -> Iterator[Programs]:
     ("version", "is_written", "is_told"),
     [("20.10.24+dfsg1", False, True), ("26.1.5+dfsg1", True, False), ("28.5.2", False, False)],
 )
-def test_dockers_setting(programs: Programs, version: str, is_written: bool, is_told: bool) -> None:
+def test_docker_cdi_is_enabled_where_the_version_supports_it(
+    programs: Programs, version: str, is_written: bool, is_told: bool
+) -> None:
     path = Path("/etc/docker/daemon.json")
     path.parent.mkdir(exist_ok=True)
     done = programs.install("docker", dockerd=f"Docker version {version}, build 5d6db84").ok()
@@ -428,7 +434,9 @@ def test_dockers_setting(programs: Programs, version: str, is_written: bool, is_
     assert IN_RUN.exists()
 
 
-def test_a_false_is_overridden_and_brought_back(site: Site, programs: Programs) -> None:
+def test_a_disabled_docker_cdi_is_enabled_and_restored_by_uninstall(
+    site: Site, programs: Programs
+) -> None:
     path = Path("/etc/docker/daemon.json")
     path.parent.mkdir(exist_ok=True)
     text = '{"features": {"cdi": false, "buildkit": true}}\n'
@@ -445,7 +453,7 @@ def test_a_false_is_overridden_and_brought_back(site: Site, programs: Programs) 
 @pytest.mark.parametrize(
     ("version", "is_written"), [("1.6.20~ds1", False), ("1.7.24~ds1", True), ("v2.1.3", False)]
 )
-def test_containerds_setting(
+def test_containerd_cdi_is_enabled_where_the_version_needs_it(
     site: Site, programs: Programs, version: str, is_written: bool
 ) -> None:
     line = f"containerd github.com/containerd/containerd {version} 1234567"
@@ -474,7 +482,9 @@ def test_one_cdi_folder_is_used_that_all_installed_engines_read(
     assert not both.exists()
 
 
-def test_a_document_for_an_old_engine(site: Site, programs: Programs) -> None:
+def test_a_spec_for_an_old_engine_avoids_newer_fields_or_warns(
+    site: Site, programs: Programs
+) -> None:
     for node in (site.folder / "driver/dev/dri").glob("renderD*"):
         os.chown(node, 0, 44)
         node.chmod(0o660)
@@ -489,7 +499,7 @@ def test_a_document_for_an_old_engine(site: Site, programs: Programs) -> None:
     assert f"podman 4.1.1 supports CDI specs up to version 0.4.0 and refuses {IN_RUN}" in said
 
 
-def test_documents_stay_for_the_other_engine(site: Site) -> None:
+def test_specs_are_kept_until_the_last_engine_is_uninstalled(site: Site) -> None:
     options = ("--prefix", str(site.folder / "system"))
     system = site.folder / "system"
     system.mkdir()

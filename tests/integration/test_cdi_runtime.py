@@ -86,7 +86,7 @@ def test_devices_of_another_vendors_cdi_spec_are_given(
     assert "hooks" not in bundle.spec(), "nothing there is for our hook to do"
 
 
-def test_a_document_that_others_may_write_is_not_carried_out(
+def test_a_spec_writable_by_others_is_refused(
     bundle: Bundle, installation: Installation, config: Path, documents: Path
 ) -> None:
     """It could bring a hook, which root would run."""
@@ -97,7 +97,7 @@ def test_a_document_that_others_may_write_is_not_carried_out(
 
 
 @pytest.mark.parametrize("way", ["index", "UUID", "type"])
-def test_our_own_kind_is_the_machine_as_it_is(
+def test_names_of_our_own_kind_select_devices_of_the_machine(
     bundle: Bundle, installation: Installation, config: Path, driver: Driver, way: str
 ) -> None:
     """Whatever documents say, and with the same content as by index."""
@@ -139,7 +139,7 @@ def test_an_unknown_cdi_device_is_refused(
     assert bundle.config.read_bytes() == before
 
 
-def test_documents_are_read_once(
+def test_cdi_specs_are_read_once_and_then_cached(
     bundle: Bundle, installation: Installation, config: Path, documents: Path, tmp_path: Path
 ) -> None:
     """A start that finds them saved opens none of them, nor what reads YAML."""
@@ -167,7 +167,7 @@ BY_MOUNT = "/var/run/nvidia-container-devices/5"
 
 
 @pytest.mark.parametrize("mounted", [False, True])
-def test_mounts_add_nothing_to_an_engines_devices(
+def test_mounts_add_no_gpus_to_an_engines_devices(
     bundle: Bundle,
     installation: Installation,
     low_level: tuple[str, Namespace],
@@ -189,7 +189,7 @@ def test_mounts_add_nothing_to_an_engines_devices(
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(2)}
 
 
-def test_mounts_add_nothing_with_podman(
+def test_mounts_add_no_gpus_with_podman(
     workspace: Path, host: Namespace, installation: Installation, archive: Path, driver: Driver
 ) -> None:
     config = harden(write_config(workspace / "mounts-beside-etc", driver.root, ["runc"]))

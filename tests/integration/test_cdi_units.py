@@ -51,18 +51,18 @@ def verify(system: Path) -> Result:
     return run(words, {"SYSTEMD_UNIT_PATH": f"{system}:"})
 
 
-def test_no_circle_at_boot(system: Path) -> None:
+def test_the_units_have_no_ordering_cycle(system: Path) -> None:
     assert verify(system).ok().stderr == ""
 
 
 @pytest.mark.parametrize("other", ["multi-user.target", "docker.service", "kubelet.service"])
-def test_a_circle_would_be_seen(system: Path, other: str) -> None:
+def test_an_ordering_cycle_is_detected(system: Path, other: str) -> None:
     path = system / "gpuhook-cdi-refresh.service"
     path.write_text(path.read_text().replace("[Service]", f"After={other}\n[Service]"))
     assert "ordering cycle" in verify(system).stderr
 
 
-def test_engines_start_after_it_and_wait_no_longer_than_it_may_take(system: Path) -> None:
+def test_engines_start_after_the_refresh_with_a_time_limit(system: Path) -> None:
     text = (system / "gpuhook-cdi-refresh.service").read_text()
     [line] = [line for line in text.splitlines() if line.startswith("Before=")]
     assert {f"{name}.service" for name in (*ENGINES, *STUBS)} == set(line[7:].split())
@@ -81,7 +81,7 @@ def running(workspace: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree("/run/systemd")
 
 
-def test_a_running_systemd_is_asked(
+def test_a_running_systemd_reloads_and_enables_the_units(
     running: Path, tmp_path: Path, installation: Installation
 ) -> None:
     def call(verb: str, *words: str) -> Result:

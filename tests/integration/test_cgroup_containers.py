@@ -45,7 +45,7 @@ def opened(bundle: Bundle, runtime: str, *, allow: bool) -> tuple[dict[int, str]
 
 
 @pytest.mark.parametrize("bundle", ["busybox"], indirect=True)
-def test_a_created_container_is_given_exactly_the_devices(
+def test_a_created_container_gets_exactly_the_given_devices(
     bundle: Bundle, low_level: tuple[str, Namespace]
 ) -> None:
     runtime, entered = low_level
@@ -55,6 +55,6 @@ def test_a_created_container_is_given_exactly_the_devices(
 
 
 @pytest.mark.parametrize("bundle", ["busybox"], indirect=True)
-def test_without_the_hook_it_has_none(bundle: Bundle) -> None:
+def test_without_the_hook_a_container_has_no_devices(bundle: Bundle) -> None:
     found, _how = opened(bundle, bundle.runtime, allow=False)
     assert found == dict.fromkeys(GIVEN + REFUSED, "EPERM")

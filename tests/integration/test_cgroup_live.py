@@ -234,14 +234,14 @@ def giving_to_one_that_has_ended(group: Path) -> None:
         'paths = _paths(_read(os.readlink(f"/proc/self/fd/{process}").split()[0] + "/cgroup"))'
     ),
 )
-def test_process_that_has_ended_leads_to_no_cgroup(v1_cgroup: Path) -> None:
+def test_an_ended_process_is_given_no_devices(v1_cgroup: Path) -> None:
     """Its number is another's by then, whose cgroup must not be given anything."""
     (v1_cgroup / "devices.deny").write_text("a")
     pids.in_own_pid_namespace(lambda: giving_to_one_that_has_ended(v1_cgroup))
     assert (v1_cgroup / "devices.list").read_text() == ""
 
 
-def test_v1_parent_that_refuses_is_named(v1_cgroup: Path, opener: Opener) -> None:
+def test_a_refusing_v1_parent_is_named(v1_cgroup: Path, opener: Opener) -> None:
     (v1_cgroup / "devices.deny").write_text("c 195:255 rwm")
     child = v1_cgroup / "child"
     child.mkdir()
@@ -255,7 +255,7 @@ def test_v1_parent_that_refuses_is_named(v1_cgroup: Path, opener: Opener) -> Non
         child.rmdir()
 
 
-def test_v1_rootless_is_seen(v1_cgroup: Path, opener: Opener) -> None:
+def test_a_rootless_v1_caller_needs_no_change(v1_cgroup: Path, opener: Opener) -> None:
     (v1_cgroup / "devices.deny").write_text("a")
     argv = ["unshare", "-U", "-r", sys.executable, "-c", ALLOW, str(opener.pid)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
@@ -289,7 +289,9 @@ def test_a_v2_cgroup_without_a_program_is_unchanged(
     assert opener.opens(GIVEN + REFUSED) == {"ENXIO"}
 
 
-def test_v2_rootless_is_seen(attached: Attached, opener: Opener, pure_v2: Namespace) -> None:
+def test_a_rootless_v2_caller_needs_no_change(
+    attached: Attached, opener: Opener, pure_v2: Namespace
+) -> None:
     attached.add(DENY)
     result = allow_in(pure_v2, opener, "unshare", "-U", "-r").ok()
     assert result.stdout == "none-needed:rootless\n"
@@ -310,7 +312,7 @@ def test_every_program_is_extended(attached: Attached, v2_cgroup: Path, opener: 
     assert opener.opens(REFUSED[1:]) == {"EPERM"}
 
 
-def test_the_old_instructions_follow_ours(attached: Attached, v2_cgroup: Path) -> None:
+def test_the_old_instructions_follow_the_added_ones(attached: Attached, v2_cgroup: Path) -> None:
     attached.add(DENY)
     v2.extend(str(v2_cgroup), GIVEN)
     (number,) = attached.ids
@@ -336,7 +338,9 @@ def test_a_single_attached_program_is_extended_and_keeps_its_flags(
     assert opener.opens(REFUSED) == {"EPERM"}
 
 
-def test_a_program_held_by_a_link(attached: Attached, v2_cgroup: Path, opener: Opener) -> None:
+def test_a_program_held_by_a_link_is_extended(
+    attached: Attached, v2_cgroup: Path, opener: Opener
+) -> None:
     fd = bpf.load_program(DENY, False, attached.what)
     attr = bpf._attr("=IIII", fd, attached.fd, bpf.BPF_CGROUP_DEVICE, 0)
     link = bpf._bpf(BPF_LINK_CREATE, attr, attached.what)
@@ -397,7 +401,7 @@ def test_devices_that_are_not_given_stay_closed_throughout(
 Attach = Callable[[int, int, int, int, str], None]
 
 
-def test_a_failure_in_the_middle_is_taken_back(
+def test_a_failure_halfway_is_undone(
     attached: Attached, v2_cgroup: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [attached.add(DENY), attached.add(DENY)]
@@ -418,7 +422,7 @@ def test_a_failure_in_the_middle_is_taken_back(
     assert opener.opens(GIVEN) == {"EPERM"}
 
 
-def test_a_program_replaced_meanwhile_is_looked_up_again(
+def test_a_program_replaced_meanwhile_is_extended_again(
     attached: Attached, v2_cgroup: Path, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attached.add(DENY)
@@ -444,7 +448,7 @@ def test_a_program_replaced_meanwhile_is_looked_up_again(
     assert opener.opens(GIVEN) == {"ENXIO"}
 
 
-def test_a_cgroup_that_never_holds_still_is_given_up(
+def test_a_constantly_replaced_program_causes_an_error(
     attached: Attached, v2_cgroup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attached.add(DENY)
@@ -467,6 +471,6 @@ def test_no_descriptor_is_left_open(attached: Attached, v2_cgroup: Path) -> None
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_link_layout() -> None:
+def test_the_bpf_info_structures_have_the_kernels_sizes() -> None:
     assert struct.calcsize(bpf.LINK_INFO) == 32
     assert struct.calcsize(bpf.PROG_INFO) == 88

@@ -64,7 +64,7 @@ def test_cdi_spec_gives_all_gpus_and_libraries(
         assert driver.version in found, found
 
 
-def test_without_a_document_there_is_nothing(host: Release) -> None:
+def test_without_a_spec_there_are_no_gpus(host: Release) -> None:
     assert run_in(host, *SMI).status != 0
 
 
@@ -117,7 +117,7 @@ def installed(host: Release) -> Iterator[Release]:
     assert left[0] == left[1]
 
 
-def test_install_lets_users_name_no_folder(installed: Release, driver: Driver) -> None:
+def test_install_sets_the_spec_folder_for_users(installed: Release, driver: Driver) -> None:
     words = " ".join((*USER, "ch-run", "--cdi", f"{HOME}/box", "--", *SMI))
     done = shell(installed, words).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
@@ -130,7 +130,7 @@ def test_install_lets_users_name_no_folder(installed: Release, driver: Driver) -
     assert "wrote" not in again.stdout
 
 
-def test_watch_writes_the_documents_again(installed: Release, driver: Driver) -> None:
+def test_watch_rewrites_the_specs(installed: Release, driver: Driver) -> None:
     path = "/etc/charliecloud/cdi/nvidia.com-gpu.json"
     library = driver.library("libnvidia-opticalflow.so.1")
     here = f"/{library.relative_to(driver.root)}"

@@ -147,7 +147,7 @@ def _values(words: list[str], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_commands(page: Path) -> None:
+def test_documented_commands_are_valid(page: Path) -> None:
     before: list[str] = []
     for words in commands(page):
         check = {"kubectl": check_kubectl, "helm": check_helm}[words[0]]
@@ -161,7 +161,7 @@ def test_commands(page: Path) -> None:
             raise AssertionError(f"{page.name}: {' '.join(words)}: {error}") from error
 
 
-def test_commands_are_found() -> None:
+def test_documented_commands_are_found() -> None:
     found = [" ".join(words) for page in pages() for words in commands(page)]
     assert "kubectl apply -k packaging/kubernetes/overlays/cdi" in found
     assert len(found) > 15
@@ -182,14 +182,14 @@ def test_commands_are_found() -> None:
         "helm install gpuhook packaging/helm/gpuhook --namespace gpuhook --set mode=other",
     ],
 )
-def test_wrong_commands_are_noticed(line: str) -> None:
+def test_wrong_commands_are_detected(line: str) -> None:
     words = shlex.split(line)
     with pytest.raises((AssertionError, KeyError)):
         {"kubectl": check_kubectl, "helm": check_helm}[words[0]](words)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_folders_are_there(page: Path) -> None:
+def test_documented_folders_exist(page: Path) -> None:
     for name in re.findall(r"\b((?:overlays|components)/[a-z0-9-]+)", page.read_text()):
         assert (MANIFESTS / name / "kustomization.yaml").is_file(), name
 
@@ -207,7 +207,7 @@ def pods(text: str) -> Iterator[tuple[Document, str]]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_pods_go_with_what_was_applied_before(page: Path) -> None:
+def test_documented_runtime_classes_exist_when_pods_use_them(page: Path) -> None:
     """A RuntimeClass is one of the folder that the page has applied last, or is written there."""
     for pod, before in pods(page.read_text()):
         name = pod["spec"].get("runtimeClassName")
@@ -231,7 +231,7 @@ def examples() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "section"), examples(), ids=lambda value: value[:40])
-def test_kustomizations(name: str, section: str, tmp_path: Path) -> None:
+def test_documented_kustomizations_render(name: str, section: str, tmp_path: Path) -> None:
     """kubectl renders them without a warning; a file that isn't shown is an empty one."""
     assert name
     folder = tmp_path / "overlay"
@@ -248,5 +248,5 @@ def test_kustomizations(name: str, section: str, tmp_path: Path) -> None:
     assert len(render(folder)) > 1
 
 
-def test_kustomizations_are_found() -> None:
+def test_documented_kustomizations_are_found() -> None:
     assert len(examples()) >= 4

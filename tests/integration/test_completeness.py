@@ -120,12 +120,12 @@ def machine(
         run(["rm", "-rf", folder]).ok()
 
 
-def test_a_whole_driver(machine: Machine) -> None:
+def test_a_complete_driver_causes_no_warning(machine: Machine) -> None:
     machine.simulate("--gpus=2", "--compat32")
     assert machine.started(ALL, "NVIDIA_DRIVER_CAPABILITIES=all") == []
 
 
-def test_without_uvm_until_its_node_is_made(machine: Machine) -> None:
+def test_compute_without_the_uvm_node_is_refused_until_it_is_made(machine: Machine) -> None:
     driver = machine.simulate("--gpus=1")
     node = driver.root / "dev/nvidia-uvm"
     numbers = node.stat().st_rdev
@@ -137,7 +137,7 @@ def test_without_uvm_until_its_node_is_made(machine: Machine) -> None:
     assert machine.started(ALL) == []
 
 
-def test_without_libcuda_until_it_is_installed(machine: Machine) -> None:
+def test_compute_without_libcuda_is_refused_until_it_is_installed(machine: Machine) -> None:
     driver = machine.simulate("--gpus=1")
     library = driver.library("libcuda.so.1")
     content = library.read_bytes()
@@ -149,7 +149,7 @@ def test_without_libcuda_until_it_is_installed(machine: Machine) -> None:
     assert machine.started(ALL) == []
 
 
-def test_nvml_that_has_no_version_in_its_name(machine: Machine) -> None:
+def test_nvml_without_a_version_in_its_name_is_used_only_if_alone(machine: Machine) -> None:
     """With another version present, a file named by its SONAME isn't this driver's."""
     driver = machine.simulate("--gpus=1")
     library = driver.library("libnvidia-ml.so.1")
@@ -165,7 +165,9 @@ def test_nvml_that_has_no_version_in_its_name(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("devices", ["none", "all"])
-def test_nothing_is_refused_without_a_gpu(machine: Machine, devices: str) -> None:
+def test_an_incomplete_driver_causes_only_warnings_without_a_gpu(
+    machine: Machine, devices: str
+) -> None:
     driver = machine.simulate(f"--gpus={1 if devices == 'none' else 0}")
     machine.remove("dev/nvidia-uvm", "libcuda.so*")
     assert machine.started(f"NVIDIA_VISIBLE_DEVICES={devices}") == [
@@ -174,7 +176,7 @@ def test_nothing_is_refused_without_a_gpu(machine: Machine, devices: str) -> Non
     ]
 
 
-def test_all_capabilities_of_a_compute_server(machine: Machine) -> None:
+def test_missing_graphics_files_cause_only_warnings_for_all_capabilities(machine: Machine) -> None:
     machine.simulate("--gpus=1")
     graphics = ("libGLX_nvidia.so*", "libEGL_nvidia.so*", "dev/nvidia-modeset")
     machine.remove("libnvcuvid.so*", "libnvidia-encode.so*", "libnvidia-ngx.so*", *graphics)
@@ -186,7 +188,7 @@ def test_all_capabilities_of_a_compute_server(machine: Machine) -> None:
     ]
 
 
-def test_parts_of_what_is_asked_for_by_default(machine: Machine) -> None:
+def test_missing_parts_of_default_capabilities_cause_warnings(machine: Machine) -> None:
     driver = machine.simulate("--gpus=1")
     (driver.root / "usr/bin/nvidia-smi").unlink()
     machine.remove("libnvidia-ptxjitcompiler.so*")
@@ -196,7 +198,7 @@ def test_parts_of_what_is_asked_for_by_default(machine: Machine) -> None:
     ]
 
 
-def test_a_lost_gpu(machine: Machine) -> None:
+def test_a_lost_gpu_is_refused_by_name_and_left_out_of_all(machine: Machine) -> None:
     driver = machine.simulate("--gpus=3", "--lost=1")
     lost = "GPU 1 has fallen off the bus (lost)"
     for devices in ("1", "0-2", "0,1"):
@@ -209,7 +211,7 @@ def test_a_lost_gpu(machine: Machine) -> None:
     assert machine.started(ALL) == [lost]
 
 
-def test_the_doctor_says_the_same(machine: Machine) -> None:
+def test_doctor_and_the_refusal_give_the_same_message(machine: Machine) -> None:
     machine.simulate("--gpus=1")
     machine.remove("libcuda.so*")
     machine.ask(ALL)
@@ -221,7 +223,7 @@ def test_the_doctor_says_the_same(machine: Machine) -> None:
     assert f"The container asks for compute, and {found['message']}. {found['remedy']}," in error
 
 
-def test_nvidia_container_cli_refuses_it_too(machine: Machine) -> None:
+def test_nvidia_container_cli_refuses_incomplete_drivers_and_lost_gpus(machine: Machine) -> None:
     driver = machine.simulate("--gpus=2", "--lost=1")
     program = machine.installation.bin / "gpuhook-container-cli"
     env = {"GPUHOOK_CONFIG": str(machine.config)}

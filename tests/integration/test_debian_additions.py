@@ -120,7 +120,7 @@ def test_each_additional_package_works_without_the_others(with_gpus: Debian, par
     assert debian.changed() == before
 
 
-def test_gpuhook_alone_names_the_missing_ones(debian: Debian) -> None:
+def test_commands_of_missing_packages_name_the_package(debian: Debian) -> None:
     assert not listed(debian)
     for part, every in extensions.COMMANDS.items():
         for name in every:
@@ -134,7 +134,7 @@ def test_gpuhook_alone_names_the_missing_ones(debian: Debian) -> None:
     assert checks(debian) >= {"launchers", "configuration"}
 
 
-def test_nothing_is_left_after_a_purge_of_all(bare: Debian) -> None:
+def test_a_purge_of_all_packages_leaves_no_files(bare: Debian) -> None:
     before = bare.changed()
     bare.call("dpkg", "-i", *(f"/{name}.deb" for name in EVERY))
     for unit in UNITS:
@@ -161,7 +161,7 @@ def with_one(bare: Debian, one_package: Path) -> Debian:
 
 
 @pytest.mark.parametrize("names", [EVERY, EVERY[::-1]], ids=["additions first", "gpuhook first"])
-def test_an_upgrade_from_one_package_keeps_what_is_enabled(
+def test_an_upgrade_from_one_package_keeps_enabled_units(
     with_one: Debian, names: tuple[str, ...]
 ) -> None:
     files = [f"/{name}.deb" for name in names]
@@ -177,7 +177,7 @@ def test_an_upgrade_from_one_package_keeps_what_is_enabled(
     assert with_one.call("dpkg", "--verify", *EVERY).stdout == ""
 
 
-def test_an_upgrade_of_gpuhook_alone_says_what_is_missing(with_one: Debian) -> None:
+def test_an_upgrade_of_gpuhook_alone_names_packages_of_enabled_units(with_one: Debian) -> None:
     done = with_one.call("dpkg", "-i", "/gpuhook.deb")
     for unit in ("gpuhook-metrics.service", "gpuhook-device-plugin.service"):
         package = UNITS[unit]
@@ -194,7 +194,7 @@ def test_an_upgrade_of_gpuhook_alone_says_what_is_missing(with_one: Debian) -> N
     assert "gpuhook-device-plugin.service is enabled" in again
 
 
-def test_a_purge_after_an_upgrade_without_the_additions(
+def test_a_purge_after_an_upgrade_without_additions_leaves_no_files(
     with_one: Debian, packages: dict[str, Path]
 ) -> None:
     del packages
@@ -220,7 +220,7 @@ def test_an_upgrade_of_gpuhook_alone_names_what_slurm_and_engines_need(with_one:
     assert not hook.exists()
 
 
-def test_removal_of_the_hpc_package_restores_the_files_of_machines(with_gpus: Debian) -> None:
+def test_removal_of_the_hpc_package_restores_machine_settings(with_gpus: Debian) -> None:
     debian = with_gpus
     debian.call("dpkg", "-i", "/gpuhook-hpc.deb")
     root = debian.root / "var/lib/machines/one"
@@ -236,7 +236,7 @@ def test_removal_of_the_hpc_package_restores_the_files_of_machines(with_gpus: De
     debian.call("dpkg", "-r", "gpuhook")
 
 
-def test_every_addition_is_suggested_and_none_is_needed(packages: dict[str, Path]) -> None:
+def test_every_addition_is_only_suggested(packages: dict[str, Path]) -> None:
     fields = {
         field: run(["dpkg-deb", "--field", packages["gpuhook"], field]).ok().stdout
         for field in ("Depends", "Recommends", "Suggests")

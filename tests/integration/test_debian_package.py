@@ -92,7 +92,7 @@ def debian(workspace: Path, without: Path, with_package: Path) -> Iterator[Debia
     run(["rm", "-rf", "--one-file-system", folder]).ok()
 
 
-def test_lintian_has_nothing_to_say(packages: dict[str, Path]) -> None:
+def test_lintian_reports_no_problem(packages: dict[str, Path]) -> None:
     options = ["--allow-root", "--fail-on", "error,warning"]
     done = run(["lintian", *options, *packages.values()], timeout=600.0).ok()
     assert done.stdout == ""
@@ -121,7 +121,7 @@ def _python_packages(package: Path, field: str) -> set[str]:
     return set(re.findall(r"python3-[a-z0-9-]+", named))
 
 
-def test_every_library_that_is_imported_comes_along(packages: dict[str, Path]) -> None:
+def test_every_imported_library_is_a_dependency(packages: dict[str, Path]) -> None:
     package = packages["gpuhook"]
     imported = set[str]()
     for path in (REPOSITORY / "src").rglob("*.py"):
@@ -174,7 +174,7 @@ def test_the_modules_are_compiled(debian: Debian) -> None:
         assert any(each.startswith(f"{name}.cpython-") for each in compiled), compiled
 
 
-def test_an_upgrade_takes_no_older_module_for_the_new_one(debian: Debian) -> None:
+def test_an_upgrade_uses_no_stale_compiled_module(debian: Debian) -> None:
     """A start compiled it after the old package's prerm had removed what there was."""
     debian.call("dpkg", "--unpack", "/gpuhook.deb")
     leave_stale_module(debian)
@@ -182,7 +182,7 @@ def test_an_upgrade_takes_no_older_module_for_the_new_one(debian: Debian) -> Non
     assert f"version {__version__}" in debian.call("gpuhook", "--version").stdout
 
 
-def test_nothing_is_left_after_a_purge(bare: Debian) -> None:
+def test_a_purge_leaves_no_files(bare: Debian) -> None:
     before = bare.changed()
     said = bare.call("dpkg", "-i", "/gpuhook.deb").stdout
     assert f"run gpuhook install ({README})" in said
@@ -287,7 +287,7 @@ def test_no_upgrade_asks_about_the_configuration(
     assert not config.parent.exists()
 
 
-def test_a_commented_configuration_comes_with_it(debian: Debian) -> None:
+def test_a_commented_configuration_is_installed(debian: Debian) -> None:
     config = debian.root / "etc/gpuhook/config.toml"
     text = config.read_text()
     assert text == (REPOSITORY / "config/config.toml").read_text()
@@ -310,7 +310,7 @@ def test_a_commented_configuration_comes_with_it(debian: Debian) -> None:
     assert [*config.parent.iterdir()] == [neighbour]
 
 
-def test_removal_takes_gpu_py_out_of_the_engines(debian: Debian) -> None:
+def test_removal_restores_the_engines_settings(debian: Debian) -> None:
     settings = debian.root / "etc/docker/daemon.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(DAEMON_JSON)
@@ -327,7 +327,7 @@ def document_of(debian: Debian) -> Path:
     return debian.root / folder.lstrip("/") / "nvidia.com-gpu.yaml"
 
 
-def test_documents_are_kept_by_the_packages_own_units(
+def test_cdi_specs_are_kept_by_the_packages_own_units(
     debian: Debian, installation: Installation
 ) -> None:
     simulate(installation, debian.root / "gpus", "--gpus=2")
@@ -418,7 +418,7 @@ def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
     "removal: not while an engine needs gpu-py",
     instead="gpuhook uninstall --engine all --reload",
 )
-def test_removal_while_docker_starts_everything_with_gpu_py(
+def test_removal_is_refused_while_a_docker_container_needs_gpu_py(
     debian: Debian, roots: dict[str, Path]
 ) -> None:
     """It stops while a container needs gpu-py; then Docker goes on without it, never restarted."""
@@ -453,7 +453,7 @@ def test_removal_while_docker_starts_everything_with_gpu_py(
     "removal: not while an engine needs gpu-py",
     instead="gpuhook uninstall --engine all --reload",
 )
-def test_removal_while_it_is_dockers_default_by_hand(
+def test_removal_is_refused_while_gpu_py_is_dockers_default_by_hand(
     debian: Debian, roots: dict[str, Path]
 ) -> None:
     settings = debian.root / "etc/docker/daemon.json"
@@ -468,13 +468,13 @@ def test_removal_while_it_is_dockers_default_by_hand(
     debian.call("dpkg", "-r", "gpuhook")
 
 
-def test_removal_where_gpuhook_does_not_even_start(debian: Debian) -> None:
+def test_removal_succeeds_where_gpuhook_does_not_start(debian: Debian) -> None:
     """A package that can't be removed would be worse."""
     (debian.root / "usr/lib/gpuhook/gpuhook/tools/cli/__init__.py").write_text("broken = \n")
     assert "gpuhook doesn't start" in debian.call("dpkg", "-r", "gpuhook").stderr
 
 
-def test_completion_in_bash(debian: Debian) -> None:
+def test_bash_completion_completes_a_command(debian: Debian) -> None:
     script = (
         ". /usr/share/bash-completion/completions/gpuhook; "
         "COMP_WORDS=(gpuhook do); COMP_CWORD=1; _gpuhook_completion gpuhook; "

@@ -109,7 +109,9 @@ def makers(
 
 @ONE
 @MODES
-def test_a_ready_made_table(bundle: Bundle, machine: Machine, driver: Driver, mode: str) -> None:
+def test_a_documented_vendor_table_gives_exactly_the_requested_nodes(
+    bundle: Bundle, machine: Machine, driver: Driver, mode: str
+) -> None:
     """Exact nodes, and no others that can be opened; in addition to NVIDIA's."""
     config = machine.config(bundle, driver, bundle.runtime, mode)
     bundle.environ(f"{machine.declared.variable}=2,0", "NVIDIA_VISIBLE_DEVICES=5")
@@ -125,7 +127,7 @@ def test_a_ready_made_table(bundle: Bundle, machine: Machine, driver: Driver, mo
 
 
 @ONE
-def test_nodes_of_a_table_that_were_not_asked_for(
+def test_nodes_of_devices_not_requested_cannot_be_opened(
     bundle: Bundle, machine: Machine, driver: Driver
 ) -> None:
     config = machine.config(bundle, driver, bundle.runtime, "hook")
@@ -141,7 +143,7 @@ def test_nodes_of_a_table_that_were_not_asked_for(
 
 @MODES
 @RUNTIMES
-def test_all_that_a_table_can_say(
+def test_every_key_of_a_vendor_table_takes_effect(
     bundle: Bundle, makers: Machine, driver: Driver, mode: str
 ) -> None:
     config = makers.config(bundle, driver, bundle.runtime, mode)
@@ -163,7 +165,9 @@ def test_all_that_a_table_can_say(
 
 @RUNTIMES
 @ANY_MODES
-def test_any_device(bundle: Bundle, makers: Machine, driver: Driver, mode: str) -> None:
+def test_a_request_for_any_device_is_served(
+    bundle: Bundle, makers: Machine, driver: Driver, mode: str
+) -> None:
     config = write_config(bundle.path / "etc", driver.root, [bundle.runtime])
     makers.devices.configured(config, tail=f"\n{makers.text}")
     asked, look = ("MAKER_VISIBLE_DEVICES", "any"), vendors.look("/dev/maker*")
@@ -171,7 +175,9 @@ def test_any_device(bundle: Bundle, makers: Machine, driver: Driver, mode: str) 
 
 
 @RUNTIMES
-def test_attached_to_a_running_container(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+def test_declared_devices_are_attached_to_a_running_container(
+    bundle: Bundle, makers: Machine, driver: Driver
+) -> None:
     config = makers.config(bundle, driver, bundle.runtime, "hook")
     bundle.command("sleep", "1000")
     bundle.detach(bundle.runtime, config)
@@ -202,7 +208,9 @@ def written(makers: Machine) -> Iterator[None]:
 
 @MODES
 @RUNTIMES
-def test_a_folder_to_write_to(bundle: Bundle, makers: Machine, driver: Driver, mode: str) -> None:
+def test_a_writable_folder_can_be_written_to(
+    bundle: Bundle, makers: Machine, driver: Driver, mode: str
+) -> None:
     config = makers.config(bundle, driver, bundle.runtime, mode)
     bundle.environ("MAKER_VISIBLE_DEVICES=0")
     bundle.command("sh", "-c", WRITE)
@@ -211,7 +219,7 @@ def test_a_folder_to_write_to(bundle: Bundle, makers: Machine, driver: Driver, m
 
 
 @RUNTIMES
-def test_a_folder_to_write_to_by_a_document(
+def test_a_writable_folder_by_a_cdi_spec_can_be_written_to(
     bundle: Bundle, makers: Machine, driver: Driver
 ) -> None:
     """With two devices, of which neither sets what depends on the other."""
@@ -235,7 +243,7 @@ def test_a_folder_to_write_to_by_a_document(
 
 
 @ONE
-def test_a_folder_to_write_to_by_other_programs(
+def test_a_writable_folder_is_given_by_apply_and_fstab_lines(
     bundle: Bundle, makers: Machine, driver: Driver, tmp_path: Path
 ) -> None:
     """By apply, and as lines for those that mount by themselves."""
@@ -272,7 +280,9 @@ def test_unknown_declared_devices_are_refused(
 
 
 @ONE
-def test_a_table_with_a_mistake(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+def test_a_mistake_in_a_vendor_table_is_refused_with_its_line(
+    bundle: Bundle, makers: Machine, driver: Driver
+) -> None:
     config = makers.config(bundle, driver, bundle.runtime, "hook")
     config.write_text(config.read_text().replace('noun = "NPU"', 'none = "NPU"'))
     bundle.environ("MAKER_VISIBLE_DEVICES=0")
@@ -327,7 +337,7 @@ def in_podmans_configuration(machine: Machine, config: Path) -> Iterator[None]:
         config.write_text(before)
 
 
-def test_a_container_of_podmans(
+def test_podman_gives_declared_devices_by_the_runtime(
     podman_runtime: Podman, makers: Machine, podman_config: Path
 ) -> None:
     with in_podmans_configuration(makers, podman_config):
@@ -336,7 +346,7 @@ def test_a_container_of_podmans(
     assert nodes_seen(done) == makers.devices.nodes(*makers.nodes(2))
 
 
-def test_a_container_of_podmans_by_cdi(
+def test_podman_gives_declared_devices_by_a_cdi_spec(
     podman_hook_runc: Podman, installation: Installation, workspace: Path, podman_config: Path
 ) -> None:
     """Without gpu-py. Debian 12's podman knows no document with groups (CDI 0.7)."""
@@ -364,7 +374,9 @@ def test_a_container_of_podmans_by_cdi(
 
 
 @ONE
-def test_a_machine_without_it(bundle: Bundle, makers: Machine, driver: Driver) -> None:
+def test_an_absent_declared_driver_is_refused_unless_ignored(
+    bundle: Bundle, makers: Machine, driver: Driver
+) -> None:
     config = makers.config(bundle, driver, bundle.runtime, "hook")
     config.write_text(config.read_text().replace(f"maker={makers.root}", f"maker={driver.root}"))
     bundle.environ("MAKER_VISIBLE_DEVICES=all")

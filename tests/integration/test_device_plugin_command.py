@@ -93,7 +93,7 @@ def test_envvar_strategy_passes_devices_by_variable(node: Node) -> None:
     assert (answer["mounts"], answer["devices"], answer["cdi_devices"]) == ([], [], [])
 
 
-def test_settings_of_later(node: Node) -> None:
+def test_changed_settings_restart_the_plugin(node: Node) -> None:
     """The plugin starts again with them, and ends as it is told to afterwards as well."""
     settings = node.folder / "config/config.toml"
     before = settings.read_text()
@@ -161,7 +161,7 @@ def test_mounts_strategy_passes_device_nodes_and_the_driver_folder(node: Node) -
     assert "/dev/nvidia-uvm" in {each.container for each in answer["devices"]}
 
 
-def test_shared_by_a_file(node: Node) -> None:
+def test_sharing_by_a_config_file_offers_replicas(node: Node) -> None:
     file = node.folder / "plugin.yaml"
     file.write_text(
         "version: v1\nsharing:\n  timeSlicing:\n    renameByDefault: true\n"
@@ -176,7 +176,7 @@ def test_shared_by_a_file(node: Node) -> None:
         kubelet.admit("greedy", {shared: 2})
 
 
-def test_near_ones_go_together(node: Node) -> None:
+def test_gpus_of_one_numa_node_are_allocated_together(node: Node) -> None:
     kubelet = node.start()
     node.offers(GPUS, 8)
     near = {name: device.numa for name, device in kubelet.devices(GPUS).items()}
@@ -213,7 +213,7 @@ def test_a_dry_run_asks_the_driver(
         run([installation.command, "simulate", str(root), "--remove"])
 
 
-def test_a_wrong_option_is_a_sentence(node: Node) -> None:
+def test_an_invalid_option_value_is_refused(node: Node) -> None:
     done = run(node.argv("--mig-strategy", "all"))
     assert done.status == 1
     assert "must be one of none, single, mixed" in done.stderr

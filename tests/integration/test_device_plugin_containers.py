@@ -160,7 +160,7 @@ def check(container: Container, machine: Machine, gpus: Sequence[Gpu], version: 
 
 
 @BY_RUNTIME
-def test_exactly_what_was_granted(
+def test_a_container_gets_exactly_the_granted_gpus(
     strategy: Strategy,
     handler: str,
     cri: Cri,
@@ -180,7 +180,7 @@ def test_exactly_what_was_granted(
     assert not {*both[0]["ids"][GPU]} & {*both[1]["ids"][GPU]}
 
 
-def test_mounts_without_their_setting(
+def test_volume_mounts_without_their_setting_are_refused(
     cri: Cri, machine: Machine, installation: Installation, place: Path
 ) -> None:
     """The engine's message names the setting, and no missing device."""
@@ -193,7 +193,7 @@ def test_mounts_without_their_setting(
             start(pod, DEBIAN, answers)
 
 
-def test_a_pod_that_was_granted_none(
+def test_a_pod_without_granted_gpus_gets_none(
     cri: Cri, machine: Machine, installation: Installation, place: Path, hardened: None
 ) -> None:
     """Whatever its image says, and whatever others were granted."""
@@ -246,7 +246,7 @@ def every_vendor(machine: Machine, hardened: None, others: dict[str, Devices]) -
 
 
 @pytest.mark.parametrize(("vendor", "variable", "resource"), OTHERS)
-def test_a_pods_own_variable_gives_no_more(
+def test_a_pods_own_variable_gives_no_further_devices(
     vendor: str,
     variable: str,
     resource: str,
@@ -316,7 +316,7 @@ def admitted_again(kubelet: Kubelet) -> Answers:
 
 
 @UPDATES
-def test_the_driver_is_updated_while_a_pod_runs(
+def test_a_driver_update_leaves_running_pods_and_applies_to_new_containers(
     strategy: Strategy,
     handler: str,
     cri: Cri,
@@ -342,7 +342,7 @@ def test_the_driver_is_updated_while_a_pod_runs(
 
 
 @pytest.mark.parametrize(("strategy", "handler"), [("mounts", "runc"), ("envvar", "gpu-py")])
-def test_gpus_whose_driver_has_no_files(
+def test_gpus_of_a_driver_without_files_get_only_nodes(
     strategy: str,
     handler: str,
     cri: Cri,
@@ -402,7 +402,7 @@ BY_ENGINE = pytest.mark.parametrize("strategy", ["cdi-cri", "cdi-annotations", "
 
 
 @BY_ENGINE
-def test_the_engine_gives_what_was_granted(
+def test_the_engine_gives_the_granted_gpus_and_the_updated_driver(
     strategy: str,
     cri_of_sid: Cri,
     sid: Release,

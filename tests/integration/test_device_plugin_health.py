@@ -17,7 +17,7 @@ def node(workspace: Path, installation: Installation) -> Iterator[Node]:
         yield made
 
 
-def test_an_xid_is_about_one_gpu(node: Node) -> None:
+def test_a_fatal_xid_makes_one_gpu_unhealthy_until_it_recovers(node: Node) -> None:
     driver = node.simulate("--gpus=4")
     node.start()
     node.healthy(4, 4)
@@ -45,7 +45,7 @@ def test_xid_settings_of_the_administrator_are_applied(node: Node) -> None:
     assert not node.said("XID 79")
 
 
-def test_an_xid_is_about_one_instance(node: Node) -> None:
+def test_an_xid_of_a_mig_device_makes_only_it_unhealthy(node: Node) -> None:
     node.simulate("--gpus=2", "--mig=0:3g.71gb,1g.18gb,1g.18gb")
     node.start(mig_strategy="mixed", recovery=0.0)
     small, large = "nvidia.com/mig-1g.18gb", "nvidia.com/mig-3g.71gb"
@@ -93,7 +93,7 @@ def test_the_log_says_why_devices_are_unhealthy_until_they_are_well(node: Node) 
     assert node.log.read_text().count("unhealthy") == 1
 
 
-def test_the_log_says_why_devices_that_mps_shares_are_unhealthy(node: Node) -> None:
+def test_the_log_names_the_reason_for_unhealthy_mps_devices(node: Node) -> None:
     driver = node.simulate("--gpus=2")
     node.start(sharing={GPUS: Sharing(GPUS, 4, GPUS, (25,) * 4)})
     node.healthy(0, 8)
@@ -103,7 +103,7 @@ def test_the_log_says_why_devices_that_mps_shares_are_unhealthy(node: Node) -> N
     assert node.log.read_text().count("unhealthy") == 1
 
 
-def test_a_driver_without_events_is_told_of_once_and_not_kept_open(node: Node) -> None:
+def test_a_driver_without_events_is_logged_once_and_not_kept_open(node: Node) -> None:
     driver = node.simulate("--gpus=2")
     (driver.root / "simulate/no-events").touch()
     node.start()
@@ -118,14 +118,14 @@ def test_a_driver_without_events_is_told_of_once_and_not_kept_open(node: Node) -
     assert node.log.read_text().count("Not Supported") == 2  # one line on both
 
 
-def test_a_gpu_that_was_lost_before(node: Node) -> None:
+def test_a_gpu_lost_before_the_start_is_unhealthy(node: Node) -> None:
     driver = node.simulate("--gpus=4", "--lost=1")
     node.start()
     node.healthy(3, 4)
     assert node.unhealthy() == {driver.gpus[1].uuid}
 
 
-def test_gpus_that_are_linked_go_together(node: Node) -> None:
+def test_nvlinked_gpus_are_preferred_together(node: Node) -> None:
     """Asked once, and a lost GPU spoils nothing of what is known of the others."""
     driver = node.simulate("--gpus=6", "--nvlink=pairs", "--lost=5")
     node.start()
@@ -136,7 +136,7 @@ def test_gpus_that_are_linked_go_together(node: Node) -> None:
     assert {*node.kubelet.preferred(GPUS, ids[:5], [ids[1]], 2)} == {ids[0], ids[1]}
 
 
-def test_mig_devices_change_while_it_runs(node: Node) -> None:
+def test_changed_mig_devices_are_offered_without_a_restart(node: Node) -> None:
     node.simulate("--gpus=2", "--mig=0:3g.71gb,1g.18gb")
     node.start(mig_strategy="mixed")
     node.healthy(1, 1, "nvidia.com/mig-3g.71gb")
@@ -150,7 +150,7 @@ def test_mig_devices_change_while_it_runs(node: Node) -> None:
     assert (node.child("gpuhook-server"), node.pid) == (server, pid)
 
 
-def test_many_mig_devices(node: Node) -> None:
+def test_an_error_of_one_of_many_mig_devices_affects_only_that_one(node: Node) -> None:
     every = [f"--mig={gpu}:" + ",".join(["1g.18gb"] * 7) for gpu in range(16)]
     node.simulate("--gpus=16", *every)
     node.start(mig_strategy="single", recovery=0.0)

@@ -18,7 +18,7 @@ def node(workspace: Path, installation: Installation) -> Iterator[Node]:
         yield made
 
 
-def test_a_server_that_dies_is_started_again(node: Node) -> None:
+def test_a_killed_server_is_replaced(node: Node) -> None:
     node.simulate("--gpus=2")
     node.start()
     node.healthy(2, 2)
@@ -27,7 +27,7 @@ def test_a_server_that_dies_is_started_again(node: Node) -> None:
     node.healthy(2, 2)
 
 
-def test_a_driver_that_is_unloaded_and_loaded_again(node: Node) -> None:
+def test_an_unloaded_driver_withdraws_gpus_until_it_is_loaded_again(node: Node) -> None:
     node.simulate("--gpus=2")
     node.start()
     node.healthy(2, 2)
@@ -44,7 +44,7 @@ def test_a_driver_that_is_unloaded_and_loaded_again(node: Node) -> None:
     node.healthy(1, 2)
 
 
-def test_without_a_driver(node: Node) -> None:
+def test_without_a_driver_the_plugin_ends_or_waits(node: Node) -> None:
     node.simulate("--gpus=1", "--fail=not-loaded")
     node.start()
     assert node.process is not None
@@ -57,7 +57,7 @@ def test_without_a_driver(node: Node) -> None:
     node.healthy(1, 1)
 
 
-def test_a_driver_that_hangs_harms_no_other(node: Node, installation: Installation) -> None:
+def test_a_hung_driver_withdraws_only_its_own_gpus(node: Node, installation: Installation) -> None:
     """A hung NVML removes only NVIDIA's GPUs."""
     other = node.folder / "amd"
     run([installation.command, "simulate", other, "--vendor=amd", "--gpus=2"]).ok()
@@ -80,7 +80,7 @@ def test_a_driver_that_hangs_harms_no_other(node: Node, installation: Installati
     run(["rm", "-rf", other]).ok()
 
 
-def test_sighup_lets_go_of_the_driver(node: Node) -> None:
+def test_sighup_closes_the_driver(node: Node) -> None:
     node.simulate("--gpus=1")
     node.start()
     node.healthy(1, 1)
@@ -90,7 +90,7 @@ def test_sighup_lets_go_of_the_driver(node: Node) -> None:
     node.healthy(1, 1)
 
 
-def test_children_end_with_it(node: Node) -> None:
+def test_child_processes_end_with_the_plugin(node: Node) -> None:
     node.simulate("--gpus=1")
     node.start()
     node.healthy(1, 1)
@@ -99,7 +99,7 @@ def test_children_end_with_it(node: Node) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids), "they end")
 
 
-def test_documents_are_there_and_current(node: Node) -> None:
+def test_cdi_specs_exist_and_are_current(node: Node) -> None:
     node.simulate("--gpus=2", "--mig=0:3g.71gb")
     folder = node.folder / "cdi"
     path = folder / "nvidia.com-gpu.yaml"
@@ -116,7 +116,7 @@ def test_documents_are_there_and_current(node: Node) -> None:
     node.until(lambda: not path.exists(), "the document goes with its driver")
 
 
-def test_an_idle_one_costs_next_to_nothing(node: Node) -> None:
+def test_an_idle_plugin_uses_little_memory_and_processor_time(node: Node) -> None:
     node.simulate("--gpus=8")
     node.start(interval=30.0)
     node.healthy(8, 8)

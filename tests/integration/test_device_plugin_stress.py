@@ -59,7 +59,9 @@ def wait_for_lost(kubelet: Kubelet, gpu: int) -> None:
     kubelet.wait_until(is_lost, f"GPU-{gpu} is broken")
 
 
-def test_restarts(kubelet: Kubelet, server: PluginServer) -> None:
+def test_kubelet_restarts_lose_no_device_and_no_memory(
+    kubelet: Kubelet, server: PluginServer
+) -> None:
     size = None
     for number in range(RESTARTS):
         if number == RESTARTS // 2:
@@ -74,7 +76,9 @@ def test_restarts(kubelet: Kubelet, server: PluginServer) -> None:
     size.check()
 
 
-def test_changes_of_health(kubelet: Kubelet, server: PluginServer) -> None:
+def test_frequent_health_changes_reach_the_kubelet_without_growth(
+    kubelet: Kubelet, server: PluginServer
+) -> None:
     chance = random.Random(7)  # noqa: S311 - faults, no secret
     size, lost = None, frozenset[int]()
     for number in range(CHANGES):
@@ -95,7 +99,9 @@ def test_changes_of_health(kubelet: Kubelet, server: PluginServer) -> None:
     size.check()
 
 
-def test_streams_broken_at_any_moment(kubelet: Kubelet, server: PluginServer) -> None:
+def test_broken_streams_lose_no_device_and_no_memory(
+    kubelet: Kubelet, server: PluginServer
+) -> None:
     chance = random.Random(11)  # noqa: S311 - faults, no secret
     size = None
     for number in range(BREAKS):
@@ -122,7 +128,9 @@ def test_streams_broken_at_any_moment(kubelet: Kubelet, server: PluginServer) ->
     size.check()
 
 
-def test_many_devices(kubelet: Kubelet, server: PluginServer) -> None:
+def test_many_devices_in_eight_resources_are_allocated(
+    kubelet: Kubelet, server: PluginServer
+) -> None:
     """112 MIG devices on one node, in replicas of 4, in eight resources."""
     names = [f"nvidia.com/mig-{number}g.10gb" for number in range(1, 9)]
     server.report(*(gpus(14, name=name, replicas=4) for name in names))
@@ -132,7 +140,9 @@ def test_many_devices(kubelet: Kubelet, server: PluginServer) -> None:
     assert all(len(chosen["ids"][name]) == 2 for name in names)
 
 
-def test_idle(kubelet: Kubelet, server: PluginServer) -> None:
+def test_an_idle_server_uses_little_memory_and_processor_time(
+    kubelet: Kubelet, server: PluginServer
+) -> None:
     server.report(*(gpus(name=f"{GPU}{number}") for number in range(4)))
     kubelet.wait_for(f"{GPU}3", healthy=8)
     time.sleep(1)

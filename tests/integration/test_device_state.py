@@ -127,7 +127,7 @@ def refusals(node: Node, driver: Driver) -> dict[str, tuple[Claim, str]]:
 @pytest.mark.protects(
     "setting-read", "a setting that can't be read isn't changed", instead="for device, title in ():"
 )
-def test_a_refused_claim_has_changed_nothing(node: Node, driver: Driver) -> None:
+def test_a_refused_claim_changes_no_setting(node: Node, driver: Driver) -> None:
     """Not even for a moment: what refuses it is asked before."""
     files = [driver.root / "simulate" / name for name in ("compute", "timeslice")]
     times = [path.stat().st_mtime_ns for path in files]
@@ -239,7 +239,9 @@ def test_a_setting_changed_by_another_program_is_not_restored(node: Node, driver
 
 
 @pytest.mark.parametrize(("verb", "least"), [("prepare", 12), ("unprepare", 3)])
-def test_killed_at_every_point(node: Node, driver: Driver, verb: str, least: int) -> None:
+def test_settings_are_restored_after_a_kill_at_every_point(
+    node: Node, driver: Driver, verb: str, least: int
+) -> None:
     """The next request restores the former settings, at whichever step the last one stopped."""
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     for point in range(1, MOST, 2):
@@ -261,7 +263,7 @@ def test_killed_at_every_point(node: Node, driver: Driver, verb: str, least: int
     assert least < point < MOST - 2
 
 
-def test_after_a_reboot_nothing_is_put_back(node: Node, driver: Driver) -> None:
+def test_after_a_reboot_no_setting_is_restored(node: Node, driver: Driver) -> None:
     """The driver was restarted, so later settings are another program's."""
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     with node.service():
@@ -283,7 +285,9 @@ def test_after_a_reboot_nothing_is_put_back(node: Node, driver: Driver) -> None:
     "mode-prohibited",
     "DRA: no claim opens a GPU on which the administrator has prohibited computing",
 )
-def test_a_gpu_that_the_administrator_has_closed_stays_so(node: Node, driver: Driver) -> None:
+def test_a_gpu_prohibited_by_the_administrator_is_refused_and_unchanged(
+    node: Node, driver: Driver
+) -> None:
     put(driver, "compute", {0: PROHIBITED})
     with node.service():
         for wanted in (sliced(), by_mps()):
@@ -315,7 +319,7 @@ def ended(node: Node) -> Iterator[None]:
     "mps-not-a-claims", "MPS shares no device that a claim has", instead="for ours, record in ():"
 )
 @pytest.mark.usefixtures("ended")
-def test_mps_and_claims_have_no_gpu_in_common(node: Node, driver: Driver) -> None:
+def test_mps_and_claims_refuse_each_others_gpus(node: Node, driver: Driver) -> None:
     """Each is refused what the other has, before anything is changed; and it is free afterwards."""
     claims = {
         name: node.claim(name, result(gpu(driver, 0)), config=configs)
@@ -360,7 +364,7 @@ def grow_old(node: Node) -> None:
 )
 @pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_mps_takes_no_gpu_that_the_device_plugin_gave_a_pod(
+def test_mps_refuses_a_gpu_that_the_device_plugin_gave_a_pod(
     node: Node, driver: Driver, tmp_path: Path, replicas: int
 ) -> None:
     """Not even a daemon that serves another GPU ends; the GPU is free when its pod has ended."""
@@ -396,7 +400,7 @@ def test_mps_takes_no_gpu_that_the_device_plugin_gave_a_pod(
     instead="others = taken",
 )
 @pytest.mark.usefixtures("ended")
-def test_mps_starts_again_with_the_pods_that_are_its_clients(node: Node, driver: Driver) -> None:
+def test_mps_restarts_while_pods_are_its_clients(node: Node, driver: Driver) -> None:
     with device_plugin(node.folder / "dp", node.installation, node.config, GPU) as plugin:
         mps(node, "start", "0,1").ok()
         plugin.admit("one", {GPU: 2})
@@ -420,7 +424,9 @@ def test_mps_start_sets_a_mode_again_that_another_program_changed(
 
 @pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_claims_mps_and_kills_in_any_order(node: Node, driver: Driver, seed: int) -> None:
+def test_claims_mps_and_kills_in_any_order_leave_correct_settings(
+    node: Node, driver: Driver, seed: int
+) -> None:
     """After each step every setting is its owner's, or what it was before there was one."""
     chance = random.Random(seed)  # noqa: S311 - the same each time
     first = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
@@ -472,7 +478,7 @@ def doctor(node: Node) -> str:
 
 
 @pytest.mark.usefixtures("ended")
-def test_the_doctor_compares_settings_with_the_drivers(node: Node, driver: Driver) -> None:
+def test_doctor_reports_settings_that_differ_from_the_drivers(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     uuids = [each.uuid for each in driver.gpus]
     with node.service():
@@ -515,7 +521,9 @@ def test_the_doctor_compares_settings_with_the_drivers(node: Node, driver: Drive
 )
 @pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("has_state", [True, False])
-def test_a_damaged_record_of_mps(node: Node, driver: Driver, has_state: bool) -> None:
+def test_a_damaged_mps_record_is_reported_and_removed_by_stop(
+    node: Node, driver: Driver, has_state: bool
+) -> None:
     """No start takes the mode that MPS has set for the one before; stop removes the record."""
     put(driver, "compute", {})
     claim = node.claim("a", result(gpu(driver, 1)))
@@ -536,7 +544,7 @@ def test_a_damaged_record_of_mps(node: Node, driver: Driver, has_state: bool) ->
         assert ask(node, claim) == ""
 
 
-def test_mps_that_is_interrupted_puts_back(node: Node, driver: Driver) -> None:
+def test_an_interrupted_mps_start_restores_the_compute_mode(node: Node, driver: Driver) -> None:
     """By Ctrl-C amid its start."""
     put(driver, "compute", {})
     no_daemon(driver, "sleep 3")
@@ -557,7 +565,7 @@ def test_mps_that_is_interrupted_puts_back(node: Node, driver: Driver) -> None:
     instead="pass",
 )
 @ONE
-def test_a_container_that_has_a_gpu_for_itself_keeps_its_settings(
+def test_an_exclusive_gpu_of_a_container_is_refused_to_a_claim(
     node: Node,
     driver: Driver,
     workspace: Path,

@@ -33,7 +33,7 @@ def simulate(root: Path, **options: Any) -> tuple[Built, Config]:
     return built, config
 
 
-def test_gpus_are_described_as_they_are(root: Path) -> None:
+def test_gpus_are_described_by_their_properties(root: Path) -> None:
     built, config = simulate(root, gpus=3, minors=(5, 0, 2), models=("H100", "L4", "T4"))
     found = discover(config)
     assert (found.root, found.driver_version) == (built.root, built.driver_version)
@@ -53,7 +53,7 @@ def test_nodes_have_the_numbers_on_disk(root: Path) -> None:
         assert (node.major, node.minor) == (device >> 8, device & 0xFF), node.path
 
 
-def test_mig_devices_come_with_their_capabilities(root: Path) -> None:
+def test_mig_devices_have_their_capabilities(root: Path) -> None:
     built, config = simulate(
         root, gpus=2, minors=(1, 0), models=("A100",), mig={1: ("3g.40gb", "1g.10gb")}
     )
@@ -72,7 +72,7 @@ def test_an_inventory_survives_json(root: Path) -> None:
     assert Inventory.from_json(found.to_json()) == found
 
 
-def test_a_machine_without_gpus(root: Path) -> None:
+def test_a_machine_without_gpus_has_an_empty_inventory(root: Path) -> None:
     _, config = simulate(root, gpus=0)
     assert discover(config).gpus == ()
 
@@ -92,14 +92,14 @@ def test_a_broken_driver_is_reported_with_its_remedy(
         discover(config)
 
 
-def test_a_lost_gpu_does_not_take_the_others_away(root: Path) -> None:
+def test_a_lost_gpu_is_recorded_and_the_others_found(root: Path) -> None:
     built, config = simulate(root, gpus=3, lost=frozenset({1}))
     found = discover(config)
     assert [gpu.uuid for gpu in found.gpus] == [built.gpus[0].uuid, built.gpus[2].uuid]
     assert found.lost == (1,)
 
 
-def test_a_driver_that_hangs_is_given_up_in_time(root: Path) -> None:
+def test_a_hung_driver_causes_an_error_after_the_timeout(root: Path) -> None:
     _, config = simulate(root, gpus=1, init_seconds=3600)
     config.nvml_timeout = 0.5
     start = time.monotonic()
@@ -127,7 +127,7 @@ def test_a_hanging_driver_process_ends_with_its_caller(root: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{child}").exists(), "the child ended with it")
 
 
-def test_a_caller_without_standard_streams(root: Path) -> None:
+def test_discovery_works_without_standard_streams(root: Path) -> None:
     """Their numbers are free then, and the pipe to NVML's child gets them."""
     _, config = simulate(root, gpus=1)
     asker = os.fork()
@@ -141,7 +141,7 @@ def test_a_caller_without_standard_streams(root: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(asker, 0)[1]) == 0
 
 
-def test_a_driver_that_crashes_is_an_error(root: Path) -> None:
+def test_a_crashing_driver_causes_an_error(root: Path) -> None:
     """NVML runs in a child: what kills it does not kill the container's creator."""
     built, config = simulate(root, gpus=1)
     library = Path(built.root) / built.library_dir.lstrip("/")
@@ -204,7 +204,7 @@ def test_modprobe_is_not_run_when_unneeded_or_disabled(root: Path) -> None:
     "modprobe-writers", "root runs no nvidia-modprobe that another user has written"
 )
 @pytest.mark.parametrize("owned", ["usr/bin/nvidia-modprobe", "usr/bin", "usr"])
-def test_a_program_of_another_users_is_not_run(root: Path, owned: str) -> None:
+def test_a_program_owned_by_another_user_is_not_run(root: Path, owned: str) -> None:
     _, config = simulate(root, gpus=1)
     (root / "dev/nvidia-uvm").unlink()
     modprobe(root, "echo run >/seen")

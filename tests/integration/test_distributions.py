@@ -90,7 +90,7 @@ def rebuild_cache(root: Path, operations: list[Operation]) -> None:
 
 
 @GLIBC
-def test_cache_and_loader_agree_with_a_full_ldconfig(bundle: Bundle, gpuhook: Gpuhook) -> None:
+def test_the_loader_cache_agrees_with_a_full_ldconfig(bundle: Bundle, gpuhook: Gpuhook) -> None:
     operations = gpuhook.operations(bundle)
     names = names_in_cache(operations)
     probe = " ".join(["dlprobe", *names])
@@ -140,7 +140,7 @@ def add_own_folders(root: Path) -> None:
 
 
 @GLIBC
-def test_the_images_own_order_stays(bundle: Bundle, gpuhook: Gpuhook) -> None:
+def test_the_images_own_loader_order_is_kept(bundle: Bundle, gpuhook: Gpuhook) -> None:
     add_own_folders(bundle.root)
     names = names_in_cache(gpuhook.operations(bundle))
     bundle.command("ldconfig", "-p")
@@ -163,7 +163,9 @@ def test_the_images_own_order_stays(bundle: Bundle, gpuhook: Gpuhook) -> None:
 
 
 @DEBIANS
-def test_without_cache_and_configuration(bundle: Bundle, gpuhook: Gpuhook) -> None:
+def test_an_image_without_cache_and_configuration_finds_the_libraries(
+    bundle: Bundle, gpuhook: Gpuhook
+) -> None:
     (bundle.root / CACHE).unlink()
     (bundle.root / "etc/ld.so.conf").unlink()
     operations = gpuhook.operations(bundle)
@@ -217,7 +219,9 @@ def distroless(
 
 
 @pytest.mark.parametrize("distroless", [True, False], indirect=True, ids=["debian", "unknown"])
-def test_distroless(distroless: Bundle, gpuhook: Gpuhook, driver: Driver) -> None:
+def test_a_distroless_image_finds_libraries_and_gpus(
+    distroless: Bundle, gpuhook: Gpuhook, driver: Driver
+) -> None:
     operations = gpuhook.operations(distroless)
     names = names_in_cache(operations)
     assert not (distroless.root / CACHE).exists()
@@ -230,7 +234,9 @@ def test_distroless(distroless: Bundle, gpuhook: Gpuhook, driver: Driver) -> Non
     assert gpuhook.run(distroless, "devopen", node).ok().stdout == f"{node} ENXIO\n"
 
 
-def test_musl(workspace: Path, start: Start, gpuhook: Gpuhook) -> None:
+def test_a_musl_image_loads_usable_libraries_without_a_cache(
+    workspace: Path, start: Start, gpuhook: Gpuhook
+) -> None:
     with start(distributions.build_musl(workspace / "musl")) as bundle:
         bundle.environ(*EVERYTHING)
         operations = gpuhook.operations(bundle)

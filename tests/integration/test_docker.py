@@ -32,7 +32,9 @@ OPTIONS = (
 @pytest.mark.parametrize(
     ("name", "options"), [*(("docker", each) for each in OPTIONS), ("docker_v2", MEMORY)]
 )
-def test_options_of_run(engine: Docker, driver: Driver, options: str) -> None:
+def test_run_options_leave_the_chosen_gpus_unchanged(
+    engine: Docker, driver: Driver, options: str
+) -> None:
     with nothing_left(driver.root, pid=engine.pid):
         done = engine.run(DEBIAN, *look(driver.minors), env=TWO, options=options.split())
     inside = seen(done)
@@ -42,7 +44,7 @@ def test_options_of_run(engine: Docker, driver: Driver, options: str) -> None:
 
 
 @DOCKERS
-def test_ordinary_user(engine: Docker, driver: Driver) -> None:
+def test_an_ordinary_user_can_use_the_gpus(engine: Docker, driver: Driver) -> None:
     options = ["--user=1000:1000"]
     script = "id -u; nvidia-smi -L; gpuhook-cuda-probe"
     done = engine.run(DEBIAN, "sh", "-c", script, env=TWO, options=options).ok()
@@ -53,7 +55,9 @@ def test_ordinary_user(engine: Docker, driver: Driver) -> None:
 
 
 @DOCKERS
-def test_privileged(engine: Docker, driver: Driver) -> None:
+def test_a_privileged_container_gets_only_the_requested_nodes(
+    engine: Docker, driver: Driver
+) -> None:
     """A privileged container may open any device; the nodes it gets are those asked for."""
     inside = seen(engine.run(DEBIAN, *look(driver.minors), env=TWO, options=privileged_options()))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
@@ -61,7 +65,7 @@ def test_privileged(engine: Docker, driver: Driver) -> None:
 
 
 @DOCKERS
-def test_exec_and_restart(engine: Docker, driver: Driver) -> None:
+def test_a_container_keeps_its_gpus_across_exec_and_restart(engine: Docker, driver: Driver) -> None:
     """A container keeps its GPUs when it is stopped and started again."""
     options = ["--detach", "--runtime=gpu-py", "-e", TWO[0]]
     name = engine.call("run", *options, DEBIAN, "sleep", "1000").ok().stdout.strip()
@@ -78,7 +82,7 @@ def test_exec_and_restart(engine: Docker, driver: Driver) -> None:
 
 
 @DOCKERS
-def test_stopped_and_started(engine: Docker, driver: Driver) -> None:
+def test_a_stopped_and_started_container_keeps_its_gpus(engine: Docker, driver: Driver) -> None:
     create = ["create", "--runtime=gpu-py", "-e", TWO[0], DEBIAN, "nvidia-smi", "-L"]
     name = engine.call(*create).ok().stdout.strip()
     try:
@@ -104,7 +108,7 @@ def test_update_keeps_the_gpus(engine: Docker, driver: Driver) -> None:
 
 
 @DOCKERS
-def test_image_that_asks_for_gpus(engine: Docker, driver: Driver) -> None:
+def test_run_options_override_the_images_variable(engine: Docker, driver: Driver) -> None:
     """CUDA's images say NVIDIA_VISIBLE_DEVICES=all themselves; docker run -e wins."""
     create = ["create", DEBIAN, "true"]
     name = engine.call(*create).ok().stdout.strip()
@@ -120,7 +124,7 @@ def test_image_that_asks_for_gpus(engine: Docker, driver: Driver) -> None:
 
 
 @DOCKERS
-def test_many_at_once(engine: Docker, driver: Driver) -> None:
+def test_eight_containers_at_once_get_their_own_gpus(engine: Docker, driver: Driver) -> None:
     """Eight containers at the same time, each with a GPU of its own."""
     names = []
     try:

@@ -121,7 +121,7 @@ def test_docker_start_options_determine_the_gpus_shown(
 
 
 @pytest.mark.parametrize(("more", "indices"), [([], []), (privileged_options(), [6])])
-def test_settings_refuse_what_the_environment_of_an_unprivileged_one_asks(
+def test_settings_refuse_the_environment_of_an_unprivileged_container(
     docker: Docker, reachable: Path, workspace: Path, driver: Driver, more: list[str], indices: Any
 ) -> None:
     """As gpu-py would today: what it was given under other settings isn't known."""
@@ -132,14 +132,14 @@ def test_settings_refuse_what_the_environment_of_an_unprivileged_one_asks(
         assert User(reachable / "gpuhook", hardened).indices(container) == indices
 
 
-def test_a_device_by_its_path(docker: Docker, user: User, driver: Driver) -> None:
+def test_a_device_given_by_path_is_listed(docker: Docker, user: User, driver: Driver) -> None:
     minor = driver.gpus[5].minor
     node = f"--device={driver.root}/dev/nvidia{minor}:/dev/nvidia{minor}"
     with running(docker, "by-path", "--runtime=runc", node) as container:
         assert user.indices(container) == [5]
 
 
-def test_a_daemon_that_does_not_answer_ends_in_a_question_mark(
+def test_an_unresponsive_daemon_is_listed_as_a_question_mark(
     docker: Docker, user: User, driver: Driver
 ) -> None:
     assert docker.pid is not None

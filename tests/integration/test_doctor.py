@@ -56,7 +56,7 @@ def _broken(
     return Doctor(installation, config), driver
 
 
-def test_a_healthy_driver(doctor: Doctor, driver: Driver) -> None:
+def test_a_healthy_driver_passes_all_checks(doctor: Doctor, driver: Driver) -> None:
     found = {each["check"]: each for each in doctor.findings()}
     checks = ("driver-loaded", "driver-versions", "device-nodes", "nvml", "ld-cache", "launchers")
     for check in (*checks, "driver-files", "low-level-runtime", "runtime-starts", "cgroups"):
@@ -66,21 +66,21 @@ def test_a_healthy_driver(doctor: Doctor, driver: Driver) -> None:
     assert not [each for each in found.values() if "itself failed" in each["message"]]
 
 
-def test_text_says_the_same(doctor: Doctor) -> None:
+def test_text_and_json_findings_agree(doctor: Doctor) -> None:
     done = run(doctor.argv)
     found = doctor.findings()
     assert done.stdout.count("\n         -> ") == sum(bool(each["remedy"]) for each in found)
     assert done.stdout.splitlines()[-1].endswith(" 0 failures")
 
 
-def test_a_driver_that_starts_slowly(installation: Installation, workspace: Path) -> None:
+def test_a_slow_driver_start_is_a_warning(installation: Installation, workspace: Path) -> None:
     doctor, _ = _broken(installation, workspace, "slow", "--init-seconds=1.2")
     [found] = [each for each in doctor.findings() if each["check"] == "nvml"]
     assert found["status"] == "warning"
     assert "persistence mode" in found["remedy"]
 
 
-def test_a_node_that_is_gone_or_wrong(installation: Installation, workspace: Path) -> None:
+def test_a_missing_or_wrong_node_is_a_failure(installation: Installation, workspace: Path) -> None:
     doctor, driver = _broken(installation, workspace, "nodes")
     assert doctor.status("device-nodes") == "ok"
     node = driver.root / "dev/nvidia1"
@@ -102,7 +102,7 @@ def unconfigured(workspace: Path, host: Namespace, archive: Path) -> Iterator[Do
         yield engine
 
 
-def test_a_dockerd_from_ignorant_to_reloaded(
+def test_dockerd_findings_change_as_it_is_configured_and_reloaded(
     doctor: Doctor, unconfigured: Docker, installation: Installation
 ) -> None:
     found = doctor.docker(unconfigured)
@@ -147,7 +147,7 @@ def test_the_report_holds_no_environment_values(
     assert 'state-dir = "' in files["config.toml"]
 
 
-def test_a_report_that_cannot_be_written(doctor: Doctor) -> None:
+def test_a_report_that_cannot_be_written_is_an_error(doctor: Doctor) -> None:
     done = run([*doctor.argv, "--report", "/proc/report.tar.gz"])
     assert done.status == 1
     assert "The report /proc/report.tar.gz can't be written" in done.stderr

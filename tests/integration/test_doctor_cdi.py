@@ -55,14 +55,14 @@ def site(installation: Installation, tmp_path: Path) -> Site:
     return Site(installation, config, driver, generate(installation, config, tmp_path / "cdi"))
 
 
-def test_a_document_that_is_true(site: Site) -> None:
+def test_a_correct_spec_has_no_warnings(site: Site) -> None:
     found = site.findings()
     assert set(found) == {"cdi-paths", "cdi-names"}
     assert {each["status"] for each in found.values()} <= {"ok", "note"}
     assert "7 CDI devices" in found["cdi-paths"]["message"]
 
 
-def test_an_update_of_the_driver(site: Site) -> None:
+def test_a_driver_update_makes_the_spec_stale(site: Site) -> None:
     old = site.driver.version
     site.install(*GPUS, "--driver-version=595.71.05")
     found = site.findings()
@@ -72,7 +72,7 @@ def test_an_update_of_the_driver(site: Site) -> None:
     assert "gpuhook cdi generate" in found["cdi-paths"]["remedy"]
 
 
-def test_names_that_mean_other_gpus(site: Site) -> None:
+def test_names_that_mean_other_gpus_are_a_failure(site: Site) -> None:
     """A request for 0 gets another GPU than intended: the worst case."""
     site.install("--gpus=3", "--minors=0,2,1")
     found = site.findings()["cdi-names"]
@@ -82,7 +82,7 @@ def test_names_that_mean_other_gpus(site: Site) -> None:
     assert "UUID" in found["remedy"]
 
 
-def test_a_gpu_that_is_gone_shifts_the_others(site: Site) -> None:
+def test_a_missing_gpu_that_shifts_the_others_is_a_failure(site: Site) -> None:
     uuids = [gpu.uuid for gpu in site.driver.gpus]
     site.install(*GPUS, "--unplug=0")
     found = site.findings()
@@ -93,7 +93,7 @@ def test_a_gpu_that_is_gone_shifts_the_others(site: Site) -> None:
     assert "/dev/nvidia2 doesn't exist" in found["cdi-paths"]["message"]
 
 
-def test_a_gpu_that_is_gone(site: Site) -> None:
+def test_a_missing_gpu_is_a_warning(site: Site) -> None:
     uuid = site.driver.gpus[2].uuid
     site.install("--gpus=2", "--minors=2,0")
     found = site.findings()
@@ -104,14 +104,14 @@ def test_a_gpu_that_is_gone(site: Site) -> None:
     assert "/dev/nvidia1 doesn't exist" in found["cdi-paths"]["message"]
 
 
-def test_a_gpu_that_is_new(site: Site) -> None:
+def test_a_new_gpu_is_a_warning(site: Site) -> None:
     site.install("--gpus=4", "--minors=2,0,1,3")
     found = site.findings()["cdi-new-devices"]
     assert found["status"] == "warning"
     assert found["message"] == f"{site.document} is stale: GPU 3 of this host isn't in it"
 
 
-def test_a_driver_that_is_gone(site: Site) -> None:
+def test_a_missing_driver_adds_no_findings_on_specs(site: Site) -> None:
     shutil.rmtree(site.driver.root)
     wrong = [
         check for check, found in site.findings().items() if found["status"] not in ("ok", "note")
@@ -119,7 +119,7 @@ def test_a_driver_that_is_gone(site: Site) -> None:
     assert wrong == [], "the driver's own checks have said it"
 
 
-def test_another_generators_numbers(site: Site) -> None:
+def test_wrong_node_numbers_of_another_generator_are_a_warning(site: Site) -> None:
     """It wrote those of a node whose major is another one since the module was loaded again."""
     whole = json.loads(run([site.installation.command, "cdi", "generate", "--config", site.config,
                             "--format", "json"]).ok().stdout)  # fmt: skip
@@ -171,7 +171,7 @@ def test_doctor_warns_of_faults_that_hide_a_cdi_spec_from_engines(
     assert found["remedy"]
 
 
-def test_the_kind_is_what_the_vendor_says(site: Site) -> None:
+def test_names_of_an_unknown_kind_are_not_judged(site: Site) -> None:
     """A document of a kind that we don't know has names that we can't judge."""
     site.document.write_text(site.document.read_text().replace(KIND, "other.example/gpu"))
     site.install("--gpus=2", "--minors=2,0")

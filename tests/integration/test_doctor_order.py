@@ -170,13 +170,13 @@ def _with_driver(machine: Machine, installation: Installation, *options: str) ->
     return driver
 
 
-def test_nothing_is_wrong(machine: Machine) -> None:
+def test_a_healthy_machine_has_no_findings(machine: Machine) -> None:
     machine.register_podman()
     assert machine.doctor().verdict == (0, [])
     assert machine.text("--quiet").ok().stdout == ""
 
 
-def test_a_broken_configuration(machine: Machine) -> None:
+def test_a_broken_configuration_is_the_only_failure_and_comes_first(machine: Machine) -> None:
     machine.register_podman()
     machine.config.write_text("x = [\n")
     said = machine.doctor()
@@ -192,7 +192,7 @@ def test_a_broken_configuration(machine: Machine) -> None:
     )
 
 
-def test_no_driver(machine: Machine) -> None:
+def test_a_missing_driver_is_the_only_failure(machine: Machine) -> None:
     machine.register_podman()
     version = machine.folder / "none/proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
@@ -201,13 +201,13 @@ def test_no_driver(machine: Machine) -> None:
     assert machine.doctor().verdict == (2, ["driver-loaded"])
 
 
-def test_a_root_that_is_not_there(machine: Machine) -> None:
+def test_a_missing_driver_root_is_the_only_failure(machine: Machine) -> None:
     machine.register_podman()
     machine.config = write_config(machine.folder / "gone", machine.folder / "x", ["runc"])
     assert machine.doctor().verdict == (2, ["driver-root"])
 
 
-def test_a_module_and_libraries_of_two_versions(
+def test_a_module_and_libraries_of_two_versions_are_a_failure(
     machine: Machine, installation: Installation
 ) -> None:
     _with_driver(machine, installation, "--fail=version-mismatch")
@@ -218,7 +218,7 @@ def test_a_module_and_libraries_of_two_versions(
     assert "libcuda1" not in remedy
 
 
-def test_a_lost_gpu(machine: Machine, installation: Installation) -> None:
+def test_a_lost_gpu_is_a_failure(machine: Machine, installation: Installation) -> None:
     _with_driver(machine, installation, "--lost=1")
     said = machine.doctor()
     assert said.verdict == (2, ["nvml-lost"])
@@ -235,7 +235,7 @@ def test_missing_device_nodes_are_reported(machine: Machine, installation: Insta
     assert "/dev/nvidia-uvm is missing; /dev/nvidia0 is missing" in str(said.found)
 
 
-def test_an_engine_that_was_not_restarted(machine: Machine) -> None:
+def test_an_engine_not_restarted_is_a_failure(machine: Machine) -> None:
     machine.register_containerd()
     assert machine.doctor().verdict == (0, [])
     machine.before = ["sh", "-c", CONTAINERD, str(machine.folder)]
@@ -244,7 +244,9 @@ def test_an_engine_that_was_not_restarted(machine: Machine) -> None:
     assert said.found["containerd-loaded"]["remedy"] == "Run systemctl restart containerd"
 
 
-def test_nvidias_own_configuration(machine: Machine, driver: Driver) -> None:
+def test_unused_keys_of_nvidias_configuration_are_a_note_and_typos_warn(
+    machine: Machine, driver: Driver
+) -> None:
     machine.register_podman()
     machine.config.write_text(NVIDIAS.format(root=driver.root))
     said = machine.doctor()
@@ -257,7 +259,7 @@ def test_nvidias_own_configuration(machine: Machine, driver: Driver) -> None:
     assert machine.text().stdout.splitlines()[-1].endswith(", 1 warning, 0 failures")
 
 
-def test_two_engines_and_one_used(machine: Machine) -> None:
+def test_one_registered_engine_of_two_suffices(machine: Machine) -> None:
     assert machine.doctor().verdict == (1, ["engines-registered"])
     machine.register_podman()
     said = machine.doctor()
@@ -277,7 +279,7 @@ def test_doctor_checks_only_the_given_engine(machine: Machine) -> None:
     assert "nvml" in said.found
 
 
-def test_a_rootless_engine_that_is_set_up(machine: Machine) -> None:
+def test_a_configured_rootless_engine_has_no_findings(machine: Machine) -> None:
     machine.before = [*AS_STRANGER]
     home = machine.folder / "home"
     machine.register_podman(home / ".config/containers/containers.conf")
@@ -293,7 +295,7 @@ def test_a_rootless_engine_that_is_set_up(machine: Machine) -> None:
     assert str(daemon_json) in said.found["docker-registered"]["message"]
 
 
-def test_files_that_an_ordinary_user_may_not_read(machine: Machine) -> None:
+def test_unreadable_files_of_an_engine_are_reported_to_an_ordinary_user(machine: Machine) -> None:
     machine.before = [*AS_STRANGER]
     daemon_json = Path("/etc/docker/daemon.json")
     daemon_json.write_text("{")
@@ -330,7 +332,7 @@ def _on_terminal(machine: Machine, **environment: str) -> str:
         os.close(ours)
 
 
-def test_on_a_terminal(machine: Machine) -> None:
+def test_terminal_output_is_wrapped_and_coloured(machine: Machine) -> None:
     machine.register_podman()
     machine.config.write_text("x = [\n")
     drawn = _on_terminal(machine)

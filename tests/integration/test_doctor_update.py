@@ -104,7 +104,7 @@ def _pids(found: list[dict[str, Any]]) -> dict[int, list[str]]:
     return {one["pid"]: one["nodes"] for each in found for one in each["processes"]}
 
 
-def test_a_process_that_has_a_node_open(update: Update, held: Callable[..., int]) -> None:
+def test_a_process_with_an_open_node_is_a_failure(update: Update, held: Callable[..., int]) -> None:
     pid, without = held("open"), held("open", os.O_PATH)
     found = _pids(update.report()["holders"])
     assert found[pid] == ["/dev/acme0"]
@@ -114,14 +114,18 @@ def test_a_process_that_has_a_node_open(update: Update, held: Callable[..., int]
     assert f"/dev/acme0 open in process {pid} (python3)" in " ".join(done.stdout.split())
 
 
-def test_a_process_that_has_only_mapped_it(update: Update, held: Callable[..., int]) -> None:
+def test_a_process_that_only_mapped_a_node_is_found(
+    update: Update, held: Callable[..., int]
+) -> None:
     """The kernel module stays in use without a descriptor."""
     pid = held("mapped")
     assert _pids(update.report()["holders"])[pid] == ["/dev/acme1"]
 
 
 @pytest.mark.parametrize("policy", ["always", "no"])
-def test_a_container_of_docker(docker: Docker, update: Update, policy: str) -> None:
+def test_a_docker_container_is_reported_with_its_restart_policy(
+    docker: Docker, update: Update, policy: str
+) -> None:
     name = f"update-{policy}"
     words = ["run", "--detach", f"--name={name}", f"--restart={policy}", "--runtime=runc"]
     words += [f"--device={update.node(0)}:/dev/acme0", image("busybox")]
@@ -133,7 +137,9 @@ def test_a_container_of_docker(docker: Docker, update: Update, policy: str) -> N
 
 
 @pytest.mark.parametrize("policy", ["always", "no"])
-def test_a_container_of_podman(podman_hook_runc: Podman, update: Update, policy: str) -> None:
+def test_a_podman_container_is_reported_with_its_restart_policy(
+    podman_hook_runc: Podman, update: Update, policy: str
+) -> None:
     name = f"update-podman-{policy}"
     words = ["run", "--detach", f"--name={name}", f"--restart={policy}", "--network=none"]
     words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--pids-limit=0"]
@@ -146,7 +152,7 @@ def test_a_container_of_podman(podman_hook_runc: Podman, update: Update, policy:
         podman_hook_runc.call("rm", "--force", "--time=0", name).ok()
 
 
-def test_a_container_of_containerd(containerd_runc: Containerd, update: Update) -> None:
+def test_a_containerd_container_is_reported(containerd_runc: Containerd, update: Update) -> None:
     name = "update-containerd"
     words = ["run", "--detach", f"--device={update.node(0)}", image("busybox"), name]
     inside = str(update.node(0))
@@ -169,7 +175,7 @@ def _check(update: Update, container: str, engine: str, restarts: str | None) ->
 
 
 @ONE
-def test_a_container_that_has_nothing_open(bundle: Bundle, update: Update) -> None:
+def test_a_container_without_open_nodes_is_a_warning(bundle: Bundle, update: Update) -> None:
     """It keeps the old driver's files: a warning, and the status 1 unless others have it open."""
     bundle.environ("ACME_VISIBLE_DEVICES=0")
     bundle.command("sleep", "1000")
@@ -184,7 +190,7 @@ def test_a_container_that_has_nothing_open(bundle: Bundle, update: Update) -> No
     bundle.call(bundle.runtime, "kill", bundle.name, "KILL").ok()
 
 
-def test_a_spec_with_the_drivers_files(update: Update, workspace: Path) -> None:
+def test_a_spec_with_the_drivers_files_is_a_warning(update: Update, workspace: Path) -> None:
     folder = workspace / "update-cdi"
     words = (
         "cdi",
@@ -205,7 +211,7 @@ def test_a_spec_with_the_drivers_files(update: Update, workspace: Path) -> None:
     assert (found["status"], "1 files" in found["message"]) == ("warning", True)
 
 
-def test_the_pages_plugin_for_node_problem_detector(update: Update) -> None:
+def test_the_documented_node_problem_detector_rule_works(update: Update) -> None:
     """Its rule is run as node-problem-detector does, in the namespaces of a process on the node."""
     page = (REPOSITORY / "docs/kubernetes/device-plugin.md").read_text()
     [text] = re.findall(r'```json\n(\{\n  "plugin".*?)```', page, re.DOTALL)
@@ -222,7 +228,7 @@ def test_the_pages_plugin_for_node_problem_detector(update: Update) -> None:
     assert 0 < len(line) <= written["pluginConfig"]["max_output_length"]
 
 
-def test_node_problem_detector(update: Update) -> None:
+def test_npd_output_is_one_line_with_a_plugin_status(update: Update) -> None:
     """One line, and 0, 1 or 2 as its custom plugins return."""
     done = update.doctor("--npd")
     assert (done.status, done.stdout.count("\n")) in ((0, 1), (1, 1))

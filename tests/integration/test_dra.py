@@ -57,7 +57,7 @@ def consumers(slices: list[Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def test_gpus(machine: Callable[..., Driver], dra: Dra) -> None:
+def test_published_gpus_match_cel_selectors(machine: Callable[..., Driver], dra: Dra) -> None:
     driver = machine("--gpus", "8", "--set", "model=H200")
     slices = dra()
     assert {*names(slices)} == {f"gpu-{gpu.uuid.removeprefix('GPU-')}" for gpu in driver.gpus}
@@ -81,7 +81,7 @@ def _three(version: str) -> str:
     return ".".join(str(int(word)) for word in version.split("."))
 
 
-def test_json_is_a_list_that_kubectl_takes(
+def test_json_output_is_a_list_for_kubectl(
     installation: Installation, machine: Callable[..., Driver], tmp_path: Path
 ) -> None:
     machine("--gpus", "1")
@@ -98,7 +98,7 @@ def test_json_is_a_list_that_kubectl_takes(
 
 
 @pytest.mark.parametrize("release", [(1, 34), (1, 35)])
-def test_mig_devices_that_there_are(
+def test_existing_mig_devices_are_published_with_their_slots(
     release: tuple[int, int], machine: Callable[..., Driver], dra: Dra
 ) -> None:
     driver = machine(
@@ -122,7 +122,7 @@ def test_mig_devices_that_there_are(
 
 
 @pytest.mark.parametrize("release", [(1, 34), (1, 35)])
-def test_all_mig_devices_that_could_be(
+def test_all_possible_mig_devices_are_published_with_dynamic_mig(
     release: tuple[int, int], machine: Callable[..., Driver], dra: Dra
 ) -> None:
     options = (
@@ -159,7 +159,7 @@ def _slots(used: dict[str, int]) -> list[str]:
     return [name for name in used if name.startswith("memory-slice-")]
 
 
-def test_names_stay_when_a_gpu_is_lost(
+def test_device_names_are_unchanged_when_a_gpu_is_lost(
     installation: Installation, machine: Callable[..., Driver], dra: Dra, tmp_path: Path
 ) -> None:
     machine("--gpus", "4")
@@ -177,14 +177,18 @@ def test_names_stay_when_a_gpu_is_lost(
     assert "fallen off the bus" in dra.said  # type: ignore[attr-defined]
 
 
-def test_names_stay_when_minors_change(machine: Callable[..., Driver], dra: Dra) -> None:
+def test_device_names_are_unchanged_when_minors_change(
+    machine: Callable[..., Driver], dra: Dra
+) -> None:
     machine("--gpus", "4", "--set", "minors=3,0,1,2")
     before = names(dra())
     machine("--gpus", "4", "--set", "minors=0,1,2,3")
     assert names(dra()) == before
 
 
-def test_a_dry_run_leaves_nothing(machine: Callable[..., Driver], dra: Dra, tmp_path: Path) -> None:
+def test_a_dry_run_leaves_no_files(
+    machine: Callable[..., Driver], dra: Dra, tmp_path: Path
+) -> None:
     machine("--gpus", "2", "--set", "lost=1")
     before = sorted(tmp_path.rglob("*"))
     assert len(names(dra())) == 2
@@ -208,7 +212,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize(("words", "said"), WITHOUT.values(), ids=[*WITHOUT])
-def test_options_that_would_do_nothing(
+def test_options_without_effect_are_refused(
     words: tuple[str, ...], said: str, installation: Installation
 ) -> None:
     done = run([str(installation.command), "dra", *words])
@@ -217,7 +221,7 @@ def test_options_that_would_do_nothing(
 
 
 @pytest.mark.parametrize("word", ["nobody", "nvidia=1", "nvidia=x", "nvidia=129", "nvidia="])
-def test_shares_that_there_are_not(word: str, installation: Installation) -> None:
+def test_invalid_shares_are_refused(word: str, installation: Installation) -> None:
     said = run([str(installation.command), "dra", "--dry-run", "--share", word])
     assert said.status == 1
     assert "Write " in said.stderr

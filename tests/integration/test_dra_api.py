@@ -107,7 +107,7 @@ def shortened(given: Any) -> str:
     return json.dumps(_plain(given))
 
 
-def test_dry_run_asks_for_the_version(
+def test_a_dry_run_uses_the_api_servers_version(
     installation: Installation, api: ApiServer, call: Call, kubeconfig: str, tmp_path: Path
 ) -> None:
     simulate(installation, tmp_path / "root", *MACHINES["parts"])
@@ -124,7 +124,7 @@ def test_dry_run_asks_for_the_version(
     )
 
 
-def test_serving_begins_without_the_api_server(
+def test_the_service_starts_without_asking_the_api_server(
     installation: Installation, api: ApiServer, call: Call, kubeconfig: str, tmp_path: Path
 ) -> None:
     """Claims can be unprepared without the server; here gRPC is missing, which ends it."""
@@ -133,7 +133,7 @@ def test_serving_begins_without_the_api_server(
     assert api.asked == []
 
 
-def test_labels_outside_of_a_pod(
+def test_labels_can_be_set_and_removed_outside_a_pod(
     installation: Installation, api: ApiServer, call: Call, kubeconfig: str, tmp_path: Path
 ) -> None:
     simulate(installation, tmp_path / "root", "--gpus", "2")

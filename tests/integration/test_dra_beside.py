@@ -85,7 +85,7 @@ def test_claims_and_device_plugin_never_share_a_device(
 @pytest.mark.protects(
     "dra-not-twice-claim", "a claim gets no device that the device plugin gave away"
 )
-def test_a_gpu_and_its_parts(
+def test_a_gpu_and_its_mig_parts_are_not_allocated_together(
     node: Node, driver: Driver, installation: Installation, workspace: Path
 ) -> None:
     """With a part in a claim the GPU isn't given whole, nor is the part of a whole one."""

@@ -56,7 +56,7 @@ def refused(node: Node, claim: Claim) -> str:
 @pytest.mark.protects(
     "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
 )
-def test_a_claim_is_prepared_and_put_back(node: Node, driver: Driver) -> None:
+def test_a_claim_is_prepared_and_unprepared(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 1)), result(gpu(driver, 2), "other/sub"))
     with node.service():
         plugin = node.kubelet.wait(GPU_DRIVER)
@@ -89,7 +89,7 @@ def test_a_claim_is_prepared_and_put_back(node: Node, driver: Driver) -> None:
 @pytest.mark.protects("dra-uid", "a claim of another uid is refused")
 @pytest.mark.protects("dra-names", "a uid that the kubelet sends is no path")
 @pytest.mark.protects("dra-pool", "DRA: an allocation of another pool gives no device")
-def test_old_kubelets_and_broken_claims(node: Node, driver: Driver) -> None:
+def test_old_kubelets_are_served_and_broken_claims_refused(node: Node, driver: Driver) -> None:
     node.kubelet.knows = ("v1beta1.DRAPlugin",)
     good = node.claim("good", result(gpu(driver, 0)))
     gone = node.claim("gone", result(gpu(driver, 1)))
@@ -152,7 +152,7 @@ def test_only_one_of_many_simultaneous_claims_gets_a_device(node: Node, driver: 
             node.kubelet.unprepare(GPU_DRIVER, *claims)
 
 
-def test_kill_and_restart_and_a_wiped_folder(node: Node, driver: Driver) -> None:
+def test_a_claim_survives_kill_restart_and_a_wiped_folder(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)))
     other = node.claim("b", result(gpu(driver, 0)))
     with node.service() as process:
@@ -170,7 +170,7 @@ def test_kill_and_restart_and_a_wiped_folder(node: Node, driver: Driver) -> None
         assert prepared(node, other)
 
 
-def test_sigterm_to_every_process_takes_leave(node: Node) -> None:
+def test_sigterm_removes_all_sockets(node: Node) -> None:
     """As systemd ends a service: no socket is left for the kubelet to call in vain."""
     with node.service() as process:
         os.killpg(process.pid, signal.SIGTERM)
@@ -187,7 +187,9 @@ def _kill(process: Process) -> None:
 @pytest.mark.protects(
     "dra-boot", "what an earlier boot's claims had is free", instead="is_old = record is None"
 )
-def test_another_boot_and_damaged_records(node: Node, driver: Driver) -> None:
+def test_records_of_an_earlier_boot_are_removed_and_damaged_ones_handled(
+    node: Node, driver: Driver
+) -> None:
     claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
     with node.service():
         prepared(node, claim)
@@ -243,7 +245,7 @@ def test_a_prepared_claim_keeps_its_device_until_unprepared(node: Node, driver: 
 @pytest.mark.protects(
     "dra-same-claim", "a claim with another's uid doesn't get what that has", instead="pass"
 )
-def test_another_claim_with_its_uid(node: Node, driver: Driver) -> None:
+def test_another_claim_with_the_same_uid_is_refused(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)))
     with node.service():
         prepared(node, claim)
@@ -257,7 +259,7 @@ def test_another_claim_with_its_uid(node: Node, driver: Driver) -> None:
 @pytest.mark.protects(
     "dra-in-order", "what is asked about a claim is done in its order", instead="if True:"
 )
-def test_a_claim_that_is_put_back_while_it_is_prepared(node: Node, driver: Driver) -> None:
+def test_a_claim_unprepared_while_it_is_prepared_leaves_nothing(node: Node, driver: Driver) -> None:
     """A kubelet that was started again asks for the one, and no longer waits for the other."""
     late = node.claim("late", result(gpu(driver, 0)), hang=4)
     with node.service():
@@ -275,7 +277,9 @@ def test_a_claim_that_is_put_back_while_it_is_prepared(node: Node, driver: Drive
 @pytest.mark.protects(
     "dra-device-twice", "a device that a claim has twice has two names", instead="return usual"
 )
-def test_a_device_twice_in_one_claim(node: Node, driver: Driver) -> None:
+def test_a_device_twice_in_one_claim_gets_two_cdi_names_and_one_status(
+    node: Node, driver: Driver
+) -> None:
     """As for a monitoring user whose own claim has the device."""
     name = gpu(driver, 0)
     claim = node.claim("a", result(name), result(name, "look", adminAccess=True))
@@ -291,7 +295,7 @@ def test_a_device_twice_in_one_claim(node: Node, driver: Driver) -> None:
         assert len(json.loads(status.read_text())["devices"]) == 1
 
 
-def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
+def test_two_instances_serve_claims_during_an_update(node: Node, driver: Driver) -> None:
     claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
     with node.service(instance="uid-of-the-old-pod"):
         old = node.kubelet.wait(GPU_DRIVER)
@@ -308,7 +312,7 @@ def test_two_instances_during_an_update(node: Node, driver: Driver) -> None:
 
 
 @pytest.mark.protects("dra-probe", "a probe notices a supervisor that hangs")
-def test_a_probe_notices_a_supervisor_that_hangs(node: Node) -> None:
+def test_a_probe_detects_a_hung_supervisor(node: Node) -> None:
     """Otherwise only the server would answer, and each claim fail after its time."""
     with node.service(instance="pod") as process:
         plugin = node.kubelet.wait(GPU_DRIVER)
@@ -342,7 +346,7 @@ def test_abandoned_claims_do_not_delay_other_claims(node: Node, driver: Driver) 
 @pytest.mark.protects(
     "dra-deadline", "a claim whose work hangs is answered in time", instead="late = False"
 )
-def test_a_late_api_server_is_one_claims_error(node: Node, driver: Driver) -> None:
+def test_a_late_api_server_fails_only_one_claim(node: Node, driver: Driver) -> None:
     assert SHORT < TIMEOUT < DEADLINE_S
     late = node.claim("late", result(gpu(driver, 0)), hang=100)
     good = node.claim("good", result(gpu(driver, 1)))
@@ -484,7 +488,7 @@ def test_a_gone_claim_is_unprepared_without_another_request(node: Node, driver: 
 @pytest.mark.protects(
     "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
 )
-def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) -> None:
+def test_deleted_claims_are_unprepared_together(node: Node, driver: Driver) -> None:
     """A claim for the devices of several claims waits one minute, not one for each."""
     pods = node.folder / "pods.sock"
     claims = [node.claim(f"gone{number}", result(gpu(driver, number))) for number in range(3)]
@@ -500,7 +504,7 @@ def test_claims_that_are_gone_are_put_back_together(node: Node, driver: Driver) 
     assert [path.name for path in node.written()] == [f"claim_{every.uid}_{GPU_DRIVER}.json"]
 
 
-def test_a_status_that_stays_keeps_its_time(node: Node, driver: Driver) -> None:
+def test_an_unchanged_status_keeps_its_transition_time(node: Node, driver: Driver) -> None:
     """Otherwise each try would change the claim in the cluster, and wake up its watchers."""
     holder, claim = (node.claim(name, result(gpu(driver, 0))) for name in ("holder", "claim"))
     status = node.claims / "ns_claim.status"

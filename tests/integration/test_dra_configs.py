@@ -253,7 +253,7 @@ def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) ->
     instead="if not failure.final:",
 )
 @pytest.mark.protects("dra-shares-sum", "the shares of a device are no more than it has")
-def test_a_gpu_that_is_lost_holds_no_other_of_its_claim(
+def test_a_lost_gpu_does_not_hold_other_gpus_of_its_claim(
     node: Node, driver: Driver, installation: Installation
 ) -> None:
     """It comes back with a reboot, if ever; the others of its claim are well."""
@@ -291,7 +291,7 @@ def test_a_setting_is_refused_early_if_its_program_cannot_run(node: Node, driver
         assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
 
 
-def test_mps_of_a_claims_own(node: Node, driver: Driver) -> None:
+def test_a_claim_gets_its_own_mps_daemon(node: Node, driver: Driver) -> None:
     words = {"defaultActiveThreadPercentage": 40, "defaultPinnedDeviceMemoryLimit": "8Gi"}
     configs = [config(gpu_config(strategy="MPS", mpsConfig=words))]
     claim = node.claim("a", result(gpu(driver, 0)), result(gpu(driver, 1)), config=configs)
@@ -321,7 +321,7 @@ def test_mps_of_a_claims_own(node: Node, driver: Driver) -> None:
         assert not isinstance(ask(node, mig), str)  # GpuConfig is for other devices
 
 
-def test_limits_of_each_device_by_mps(node: Node, driver: Driver) -> None:
+def test_mps_memory_limits_apply_to_each_device(node: Node, driver: Driver) -> None:
     """They are the daemon's own, and a variable undoes none; version 2 has them for each device."""
     first, second = sorted(each.uuid for each in driver.gpus[:2])
     words = {"defaultPinnedDeviceMemoryLimit": "8Gi", EACH: {"1": "4Gi"}}
@@ -368,7 +368,7 @@ def told(node: Node, driver: Driver, line: str) -> str:
     "dra-started-first", "what is begun for a claim is written down before", instead="pass"
 )
 @pytest.mark.parametrize("point", [14, 22, 30, 38, 46])
-def test_mps_that_was_begun_and_killed(point: int, node: Node, driver: Driver) -> None:
+def test_an_mps_start_that_was_killed_is_undone(point: int, node: Node, driver: Driver) -> None:
     """Whatever was started until then is ended, and the GPU is as it was."""
     configs = [config(gpu_config(strategy="MPS"))]
     claim = node.claim("a", result(gpu(driver, 0)), config=configs)
@@ -433,7 +433,7 @@ def limited(made: Bundle, *settings: str) -> Bundle:
 
 @pytest.mark.protects("dra-shares-sum", "the shares of a device are no more than it has")
 @ONE
-def test_limits_and_shares_that_hold(
+def test_memory_limits_and_shares_of_claims_hold_in_containers(
     node: Node,
     driver: Driver,
     installation: Installation,

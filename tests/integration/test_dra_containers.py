@@ -100,7 +100,7 @@ def claimed(node: Node, driver: Driver, name: str, *numbers: int) -> Iterator[li
     assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
 
 
-def test_device_metadata(node: Node, cri: Cri, driver: Driver) -> None:
+def test_device_metadata_is_readable_and_not_writable(node: Node, cri: Cri, driver: Driver) -> None:
     """Each container finds the files of its requests, which any user can read, and none write."""
     place = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/said"
     with claimed(node, driver, "said", 1, 2) as both, cri.pod("", "said") as pod:
@@ -113,7 +113,7 @@ def test_device_metadata(node: Node, cri: Cri, driver: Driver) -> None:
         assert container.exec("sh", "-c", f"echo x >> {path}").status != 0
 
 
-def test_exactly_the_claimed_gpus(node: Node, cri: Cri, driver: Driver) -> None:
+def test_a_container_gets_exactly_the_claimed_gpus(node: Node, cri: Cri, driver: Driver) -> None:
     """Two claims in two pods; of one with two requests a container has one or both."""
     with (
         claimed(node, driver, "one", 2) as one,
@@ -132,7 +132,9 @@ def test_exactly_the_claimed_gpus(node: Node, cri: Cri, driver: Driver) -> None:
         pod.start(DEBIAN, "sleep", "1000", devices=one)  # put back: no engine knows it any more
 
 
-def test_two_claims_in_one_container(node: Node, cri: Cri, driver: Driver) -> None:
+def test_two_claims_in_one_container_share_driver_files(
+    node: Node, cri: Cri, driver: Driver
+) -> None:
     """Their documents have the hook and the driver's files twice, which makes no difference."""
     with (
         claimed(node, driver, "one", 1) as one,
@@ -147,7 +149,9 @@ def test_two_claims_in_one_container(node: Node, cri: Cri, driver: Driver) -> No
         assert len(libraries) == len({*libraries})
 
 
-def test_the_environment_of_a_pod_gives_no_more(node: Node, cri: Cri, driver: Driver) -> None:
+def test_the_environment_of_a_pod_gives_no_further_gpus(
+    node: Node, cri: Cri, driver: Driver
+) -> None:
     with claimed(node, driver, "one", 1) as one, cri.pod("", "one") as pod:
         words = ("sleep", "1000")
         env = ["NVIDIA_VISIBLE_DEVICES=all"]

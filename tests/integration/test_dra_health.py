@@ -47,7 +47,9 @@ def has(node: Node, device: str, health: int, words: str = "") -> bool:
     instead="if known is None or known.device is None:",
 )
 @pytest.mark.parametrize("service", ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"])
-def test_an_xid_and_its_end(service: str, node: Node, driver: Driver) -> None:
+def test_an_xid_makes_a_device_unhealthy_until_it_recovers(
+    service: str, node: Node, driver: Driver
+) -> None:
     node.kubelet.knows = ("v1.DRAPlugin", service)
     name = slice_name(driver.gpus[3].uuid)
     with node.service(recovery=2.0) as process:
@@ -70,7 +72,9 @@ def test_an_xid_and_its_end(service: str, node: Node, driver: Driver) -> None:
 
 
 @pytest.mark.protects("dra-hangs", "a claim gets no device while its driver hangs")
-def test_a_driver_that_hangs(node: Node, driver: Driver, installation: Installation) -> None:
+def test_a_hung_driver_refuses_new_claims_and_old_ones_are_unprepared(
+    node: Node, driver: Driver, installation: Installation
+) -> None:
     """Is an error in the claim's answer, within the kubelet's time; old claims can be put back."""
     name = slice_name(driver.gpus[0].uuid)
     before = node.claim("before", result(name))
@@ -93,7 +97,7 @@ def test_a_driver_that_hangs(node: Node, driver: Driver, installation: Installat
         assert node.left() == []
 
 
-def test_an_idle_one_costs_next_to_nothing(node: Node) -> None:
+def test_an_idle_service_uses_little_processor_time(node: Node) -> None:
     """Counted in how often it wakes up: the time that takes depends on what else is running."""
     with node.service(interval=30.0) as process:
         node.kubelet.wait(GPU_DRIVER)

@@ -80,7 +80,7 @@ def check_next(node: Node, before: Attempt, devices: list[str]) -> None:
     ("verb", "was_killed_before", "least"),
     [("prepare", False, 15), ("unprepare", False, 5), ("prepare", True, 15)],
 )
-def test_killed_at_every_point_of_prepare_and_unprepare(
+def test_a_kill_at_every_point_of_prepare_and_unprepare_is_recovered(
     node: Node, driver: Driver, verb: str, was_killed_before: bool, least: int
 ) -> None:
     """Each service is asked once more after what the one before it has left is put right."""
@@ -102,7 +102,7 @@ def test_killed_at_every_point_of_prepare_and_unprepare(
     assert before.point > least
 
 
-def test_killed_while_tidying_up(node: Node, driver: Driver) -> None:
+def test_a_kill_at_every_point_of_cleanup_is_recovered(node: Node, driver: Driver) -> None:
     """Claims of an earlier boot are put back at the start, however often that is killed."""
     claim = node.claim("a", result(slice_name(driver.gpus[0].uuid)))
     with node.service():
@@ -126,7 +126,7 @@ def test_killed_while_tidying_up(node: Node, driver: Driver) -> None:
     assert point > 3
 
 
-def test_killed_and_the_pod_is_gone(node: Node, driver: Driver) -> None:
+def test_a_killed_claim_whose_pod_is_deleted_leaves_nothing(node: Node, driver: Driver) -> None:
     """The claim isn't prepared again: the kubelet unprepares claims that it doesn't know."""
     devices = [slice_name(driver.gpus[0].uuid)]
     killed: Attempt | None = None

@@ -55,7 +55,9 @@ def without_nulls(given: Any) -> Any:
 # Classes ------------------------------------------------------------------------------------------
 
 
-def test_classes_are_those_that_machines_have(documents: list[Document], tmp_path: Path) -> None:
+def test_shipped_device_classes_match_the_vendors(
+    documents: list[Document], tmp_path: Path
+) -> None:
     """Every vendor's, with the expressions that --dry-run prints, and no resource but theirs."""
     shipped = {
         each["metadata"]["name"]: each["spec"] for each in documents if each["kind"] == CLASSES
@@ -91,7 +93,7 @@ ASKED = {
 }
 
 
-def test_rights_are_what_is_asked_and_no_more(documents: list[Document]) -> None:
+def test_rights_are_exactly_those_needed(documents: list[Document]) -> None:
     role = named(documents, "ClusterRole", "gpuhook-dra")
     rights = {
         (group, resource): {*rule["verbs"]}
@@ -262,7 +264,9 @@ CLAIMS: dict[str, tuple[Any, Any, bool]] = {
     instead='- expression: "true"',
 )
 @pytest.mark.parametrize("name", [*CLAIMS])
-def test_a_claim_s_devices_stay_the_scheduler_s(name: str, documents: list[Document]) -> None:
+def test_only_the_scheduler_changes_the_devices_of_a_claim(
+    name: str, documents: list[Document]
+) -> None:
     before, after, expected = CLAIMS[name]
     policy = Policy(documents, "gpuhook-dra-claims")
     assert policy.matches("UPDATE", "resourceclaims/status")
@@ -271,7 +275,7 @@ def test_a_claim_s_devices_stay_the_scheduler_s(name: str, documents: list[Docum
     assert policy.allows("UPDATE", before, after, who="system:kube-scheduler")
 
 
-def test_helm_s_policies_are_about_the_release_s_account() -> None:
+def test_helm_policies_name_the_account_of_the_release() -> None:
     """Another namespace: rendered without --namespace=gpuhook they'd match no account."""
     made = rendered("--set=mode=dra", "--namespace=elsewhere")
     policies = [each for each in made if each["kind"] == "ValidatingAdmissionPolicy"]

@@ -76,7 +76,9 @@ def published(node: Node, name: str) -> Any:
     return device["attributes"]
 
 
-def test_the_files_of_a_claim(node: Node, driver: Driver) -> None:
+def test_metadata_files_are_written_per_request_and_removed_with_the_claim(
+    node: Node, driver: Driver
+) -> None:
     """One for each request, with all of its devices, in both versions; they go with the claim."""
     names = [slice_name(driver.gpus[number].uuid) for number in range(3)]
     results = (result(names[0]), result(names[1]), result(names[2], "other/sub"))
@@ -114,7 +116,7 @@ def test_the_files_of_a_claim(node: Node, driver: Driver) -> None:
         assert files(node) == node.left() == []
 
 
-def test_a_claim_from_a_template(node: Node, driver: Driver) -> None:
+def test_a_claim_from_a_template_uses_the_pods_claim_name(node: Node, driver: Driver) -> None:
     """Its pod knows the name that it gave the claim, and not the claim's own."""
     about = {"namespace": "ns", "name": "pod-mine-x7k2p", "uid": "0-1"}
     metadata = {**about, "annotations": {TEMPLATE: "mine"}}
@@ -129,7 +131,7 @@ def test_a_claim_from_a_template(node: Node, driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../../../etc", "a/b", ".", "..", "A", "x" * 300, "a\n"])
-def test_a_name_that_leads_elsewhere(node: Node, driver: Driver, name: str) -> None:
+def test_a_claim_name_unsafe_as_a_path_is_refused(node: Node, driver: Driver, name: str) -> None:
     """The author of a claim also writes its annotations."""
     about = {"namespace": "ns", "name": "a", "uid": "0-1"}
     metadata = {**about, "annotations": {TEMPLATE: name}}
@@ -142,7 +144,9 @@ def test_a_name_that_leads_elsewhere(node: Node, driver: Driver, name: str) -> N
         assert files(node) == node.left() == []
 
 
-def test_files_that_are_lost_or_left(node: Node, driver: Driver) -> None:
+def test_lost_metadata_files_are_rewritten_and_stale_ones_removed(
+    node: Node, driver: Driver
+) -> None:
     """Lost ones are made again; those of claims that are gone are removed at the next start."""
     claim = node.claim("a", result(slice_name(driver.gpus[0].uuid)))
     with node.service(options=ON):
@@ -160,7 +164,7 @@ def test_files_that_are_lost_or_left(node: Node, driver: Driver) -> None:
         assert name in files(node)
 
 
-def test_off_unless_asked_for(node: Node, driver: Driver) -> None:
+def test_metadata_is_written_only_if_enabled(node: Node, driver: Driver) -> None:
     """A claim that was prepared before gets its files once the service is started with them."""
     claim = node.claim("a", result(slice_name(driver.gpus[0].uuid)))
     with node.service():

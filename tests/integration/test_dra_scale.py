@@ -63,7 +63,7 @@ def requests(api: ApiServer) -> tuple[float, float]:
     return made
 
 
-def test_many_nodes(api: ApiServer) -> None:
+def test_many_nodes_make_few_requests_to_the_api_server(api: ApiServer) -> None:
     nodes = [Node(api, f"n{number}") for number in range(COUNT)]
     for node in nodes:
         api.add("nodes", node.name, {})

@@ -50,7 +50,7 @@ def kubeconfig(api: ApiServer) -> str:
     return str(path)
 
 
-def test_slices_claims_and_statuses(
+def test_slices_claims_and_statuses_are_published(
     installation: Installation, driver: Driver, api: ApiServer, tmp_path: Path
 ) -> None:
     config = write_config(api.folder / "etc", driver.root, ["runc"])

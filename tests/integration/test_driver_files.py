@@ -66,14 +66,14 @@ def docker(
         yield engine
 
 
-def test_files_are_where_debian_has_them(real_driver: Driver) -> None:
+def test_driver_files_lie_where_debian_installs_them(real_driver: Driver) -> None:
     found = real_driver.library("libnvidia-ptxjitcompiler.so.1")
     assert found.parent == real_driver.root / FOLDER.strip("/") / "nvidia/current"
     assert found.stat().st_size > 1_000_000
 
 
 @RUNTIMES
-def test_exactly_the_requested_gpus(
+def test_a_container_gets_exactly_the_requested_gpus(
     bundle: GpuBundle, env: dict[str, str], real_driver: Driver
 ) -> None:
     bundle.environ(GPUS)
@@ -88,7 +88,7 @@ def test_exactly_the_requested_gpus(
 
 
 @RUNTIMES
-def test_every_library_is_found_and_the_hosts(
+def test_every_library_found_in_a_container_is_the_hosts(
     bundle: GpuBundle, env: dict[str, str], real_driver: Driver
 ) -> None:
     bundle.environ(GPUS, ALL)
@@ -120,7 +120,9 @@ def test_loader_cache_names_every_library(
 
 
 @ONE
-def test_firmware_and_programs(bundle: GpuBundle, env: dict[str, str], real_driver: Driver) -> None:
+def test_firmware_and_programs_are_the_hosts(
+    bundle: GpuBundle, env: dict[str, str], real_driver: Driver
+) -> None:
     bundle.environ(GPUS, ALL)
     firmware = sorted((real_driver.root / "usr/lib/firmware/nvidia").rglob("gsp*.bin"))
     assert firmware
@@ -134,7 +136,9 @@ def test_firmware_and_programs(bundle: GpuBundle, env: dict[str, str], real_driv
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 @ONE
-def test_real_nvidia_smi(bundle: GpuBundle, env: dict[str, str], real_driver: Driver) -> None:
+def test_the_real_nvidia_smi_shows_the_requested_gpus(
+    bundle: GpuBundle, env: dict[str, str], real_driver: Driver
+) -> None:
     bundle.environ(GPUS)
     bundle.command("sh", "-c", "nvidia-smi -L && gpuhook-cuda-probe")
     lines = bundle.run(bundle.gpu_py, env).ok().stdout.splitlines()
@@ -143,7 +147,7 @@ def test_real_nvidia_smi(bundle: GpuBundle, env: dict[str, str], real_driver: Dr
 
 
 @pytest.mark.parametrize("kind", ["debian", "lib64"])
-def test_docker(docker: Docker, real_driver: Driver, kind: str) -> None:
+def test_docker_gives_the_requested_gpus(docker: Docker, real_driver: Driver, kind: str) -> None:
     with nothing_left(pid=docker.pid):
         done = docker.run(image(kind), "nvidia-smi", "-L", env=[GPUS])
     assert done.ok().stdout.splitlines() == lines_of_nvidia_smi(real_driver.chosen(0, 2))

@@ -104,7 +104,9 @@ LowLevel = tuple[str, Namespace]
 
 @pytest.mark.parametrize("bundle", ["debian", "lib64"], indirect=True)
 @RUNTIMES
-def test_containers_without_a_runtime_of_ours(bundle: Bundle, machine: Machine) -> None:
+def test_a_container_of_plain_runc_uses_the_folder_read_only(
+    bundle: Bundle, machine: Machine
+) -> None:
     runtime = bundle.runtime
     machine.keep().ok()
     mount(bundle, machine, 1)
@@ -118,7 +120,7 @@ def test_containers_without_a_runtime_of_ours(bundle: Bundle, machine: Machine) 
 
 
 @RUNTIMES
-def test_every_library_by_the_names_that_programs_ask_for(bundle: Bundle, machine: Machine) -> None:
+def test_every_library_is_found_by_its_soname(bundle: Bundle, machine: Machine) -> None:
     machine.keep().ok()
     mount(bundle, machine, 0)
     folder = machine.driver.library("libcuda.so.1").parent
@@ -133,7 +135,7 @@ def test_every_library_by_the_names_that_programs_ask_for(bundle: Bundle, machin
     }
 
 
-def test_docker_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
+def test_docker_uses_the_folder_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
     machine.keep().ok()
     options = [f"--volume={machine.folder}:{INSIDE}:ro", *settings("--env", SETTINGS)]
     options += [f"--device={machine.root}{path}:{path}" for path, _, _ in gives(machine, 1)]
@@ -145,7 +147,7 @@ def test_docker_with_its_own_runtime(docker: Docker, machine: Machine) -> None:
     "folder-in-use", "a driver folder that a container has stays", instead="return False"
 )
 @RUNTIMES
-def test_an_update_while_a_container_runs(
+def test_an_update_leaves_running_containers_with_the_old_driver(
     bundle: Bundle,
     low_level: LowLevel,
     machine: Machine,
@@ -173,7 +175,7 @@ def test_an_update_while_a_container_runs(
     assert machine.older == ([] if place._sees_every_process() else [older])
 
 
-def test_files_are_hard_links_where_that_can_be(machine: Machine) -> None:
+def test_files_are_hard_links_on_the_same_filesystem(machine: Machine) -> None:
     machine.keep().ok()
     for name, path in (("bin/nvidia-smi", "/usr/bin/nvidia-smi"), ("lib64/libcuda.so.1", None)):
         source = machine.driver.path(path) if path else machine.driver.library("libcuda.so.1")
@@ -204,7 +206,7 @@ def test_files_are_copies_where_they_are_on_another_filesystem(machine: Machine)
     "what is in a driver folder has no rights of its own",
     instead="if _link(fd, target):",
 )
-def test_rights_that_a_container_may_not_have(machine: Machine) -> None:
+def test_set_uid_bits_capabilities_and_owners_are_removed(machine: Machine) -> None:
     """Neither set-user-ID nor a file capability, and no file of another user's."""
     programs = {name: machine.root / "usr/bin" / name for name in (
         "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced",
@@ -221,7 +223,7 @@ def test_rights_that_a_container_may_not_have(machine: Machine) -> None:
         assert "security.capability" not in os.listxattr(made)
 
 
-def test_a_driver_that_has_gone(machine: Machine) -> None:
+def test_a_missing_driver_keeps_the_old_folder(machine: Machine) -> None:
     machine.keep().ok()
     before = [*machine.folder.rglob("*")]
     machine.destroy()
@@ -244,7 +246,7 @@ def test_check_changes_nothing(machine: Machine) -> None:
     assert (machine.folder / f"lib64/libcuda.so.{OLD}").exists()
 
 
-def test_the_result_for_programs(machine: Machine) -> None:
+def test_json_output_reports_path_version_and_changes(machine: Machine) -> None:
     def told(*options: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(machine.keep("--format=json", *options).stdout)
         return found
@@ -261,14 +263,14 @@ def test_the_result_for_programs(machine: Machine) -> None:
     assert not machine.folder.exists()
 
 
-def test_many_at_once(machine: Machine) -> None:
+def test_concurrent_runs_create_the_folder_once(machine: Machine) -> None:
     with ThreadPoolExecutor(8) as pool:
         done = [*pool.map(lambda _: machine.keep().ok().stdout, range(8))]
     assert len([text for text in done if "unchanged" not in text]) == 1
     assert machine.older == []
 
 
-def test_a_folder_on_which_something_is_mounted(machine: Machine) -> None:
+def test_a_mounted_folder_is_refused(machine: Machine) -> None:
     machine.folder.mkdir(parents=True)
     run(["mount", "-t", "tmpfs", "tmpfs", machine.folder]).ok()
     try:
@@ -290,7 +292,7 @@ def test_a_driver_folder_on_a_noexec_mount_is_refused(machine: Machine) -> None:
         run(["umount", place]).ok()
 
 
-def test_a_full_filesystem(machine: Machine) -> None:
+def test_a_full_filesystem_is_refused_and_leaves_no_folder(machine: Machine) -> None:
     place = machine.folder.parent
     place.mkdir()
     run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place]).ok()
@@ -304,7 +306,7 @@ def test_a_full_filesystem(machine: Machine) -> None:
 
 @pytest.mark.protects("work-way", "the folder beside a driver folder is root's")
 @pytest.mark.parametrize("name", ["driver", ".driver.gpuhook", "kept"])
-def test_a_strangers_folder(machine: Machine, name: str, tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_refused(machine: Machine, name: str, tmp_path: Path) -> None:
     """In his own folder, or one that he was the first to make in a folder such as /tmp."""
     parent = machine.folder.parent
     if name == "kept":
@@ -321,7 +323,7 @@ def test_a_strangers_folder(machine: Machine, name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.protects("folder-way", "a driver folder is made where root alone leads")
-def test_a_strangers_link(machine: Machine, tmp_path: Path) -> None:
+def test_a_link_of_another_user_is_refused(machine: Machine, tmp_path: Path) -> None:
     machine.folder.parent.mkdir()
     machine.folder.symlink_to(tmp_path)
     os.chown(machine.folder, 65534, 65534, follow_symlinks=False)
@@ -333,7 +335,7 @@ def test_a_strangers_link(machine: Machine, tmp_path: Path) -> None:
 @pytest.mark.protects(
     "folder-owner", "a driver folder is root's, also one that was made while we waited"
 )
-def test_a_strangers_folder_that_comes_while_we_wait(machine: Machine) -> None:
+def test_a_folder_another_user_puts_there_meanwhile_is_not_used(machine: Machine) -> None:
     """In a folder such as /tmp: it has all that ours would have, and is his to change."""
     machine.folder.parent.mkdir()
     machine.folder.parent.chmod(0o1777)
@@ -375,7 +377,7 @@ def waits_for(folder: Path) -> bool:
     return False
 
 
-def test_labels_of_selinux_are_those_of_the_driver(machine: Machine) -> None:
+def test_selinux_labels_are_copied_from_the_driver(machine: Machine) -> None:
     """Only labels: nothing here enforces them."""
     labels = {"/usr": b"system_u:object_r:usr_t:s0\0", "/usr/bin/nvidia-smi": b"u:r:bin_t:s0\0"}
     program = machine.driver.path("/usr/bin/nvidia-smi")

@@ -48,7 +48,7 @@ def environment(
 
 @ONE
 @pytest.mark.parametrize("where", [GKE, ODD])
-def test_libraries_that_no_cache_names(
+def test_libraries_missing_from_the_loader_cache_are_found(
     bundle: GpuBundle,
     low_level: tuple[str, Namespace],
     moved: Driver,
@@ -80,7 +80,7 @@ def test_unusual_library_folders_must_be_configured(
 
 
 @ONE
-def test_a_driver_container_that_is_not_there_yet(
+def test_a_missing_driver_container_is_refused_with_a_remedy(
     bundle: GpuBundle, low_level: tuple[str, Namespace], tmp_path: Path
 ) -> None:
     env = environment(tmp_path / "run/nvidia/driver", tmp_path / "config", low_level, "")
@@ -90,7 +90,7 @@ def test_a_driver_container_that_is_not_there_yet(
 
 
 @ONE
-def test_a_driver_root_behind_a_link(
+def test_a_driver_root_behind_a_link_is_followed(
     bundle: GpuBundle, low_level: tuple[str, Namespace], driver: Driver, tmp_path: Path
 ) -> None:
     (tmp_path / "driver").symlink_to(driver.root)

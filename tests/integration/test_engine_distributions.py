@@ -120,7 +120,9 @@ USERS = [
 
 @pytest.mark.parametrize("name", ["k3s", "rke2"])
 @pytest.mark.parametrize("template", USERS)
-def test_a_users_template(machine: Machine, template: str, name: str) -> None:
+def test_a_users_template_is_edited_and_restored(
+    machine: Machine, template: str, name: str
+) -> None:
     for version in (2, 3) if machine.new else (2,):
         folder = machine.folder / str(version) / RANCHERS
         made = starts.Ranchers(folder, version, name=name)
@@ -129,7 +131,7 @@ def test_a_users_template(machine: Machine, template: str, name: str) -> None:
         goes_round(machine, made, made.template if name == "k3s" else made.read, made.template)
 
 
-def test_a_template_of_ours(machine: Machine) -> None:
+def test_our_own_template_is_written_and_removed(machine: Machine) -> None:
     """Version 2 needs a k3s that says that it is new enough for such a template."""
     made = starts.Ranchers(machine.folder / RANCHERS, 3 if machine.new else 2)
     if made.version == 3:
@@ -143,7 +145,9 @@ def test_a_template_of_ours(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("default", [(), ("--set-default",)])
-def test_a_folder_that_k3s_imports(machine: Machine, default: tuple[str, ...]) -> None:
+def test_a_folder_imported_by_k3s_is_used_where_containerd_merges_it(
+    machine: Machine, default: tuple[str, ...]
+) -> None:
     """That is enough where containerd merges tables; else the template says it."""
     made = starts.Ranchers(machine.folder / RANCHERS, 3 if machine.new else 2, imports=True)
     made.start()
@@ -163,18 +167,20 @@ def test_a_folder_that_k3s_imports(machine: Machine, default: tuple[str, ...]) -
 
 @pytest.mark.parametrize("default", [(), ("--set-default",)])
 @pytest.mark.parametrize("config", ["read", "template"])
-def test_microk8s(machine: Machine, config: str, default: tuple[str, ...]) -> None:
+def test_microk8s_is_configured_and_restored(
+    machine: Machine, config: str, default: tuple[str, ...]
+) -> None:
     made = starts.MicroK8s(machine.folder / "args")
     goes_round(machine, made, getattr(made, config), made.template, *default)
 
 
 @pytest.mark.parametrize("default", [(), ("--set-default",)])
-def test_k0s(machine: Machine, default: tuple[str, ...]) -> None:
+def test_k0s_is_configured_and_restored(machine: Machine, default: tuple[str, ...]) -> None:
     made = starts.K0s(machine.folder / "k0s", 3 if machine.new else 2)
     goes_round(machine, made, made.read, made.drop_ins / "99-gpuhook.toml", *default)
 
 
-def test_tables_of_two_versions_in_one_file(machine: Machine) -> None:
+def test_in_a_file_with_two_versions_the_files_version_is_edited(machine: Machine) -> None:
     """Those of the file's version count, in what containerd takes and in what is copied of them."""
     config = machine.folder / "config.toml"
     for version in (2, 3) if machine.new else (2,):

@@ -64,7 +64,7 @@ def folder(workspace: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("mark", ENCODINGS, ids=lambda mark: mark.hex())
 @pytest.mark.parametrize("engine", ["docker", "containerd", "podman"])
-def test_engines_read_marks_as_the_table_says(
+def test_byte_order_marks_are_accepted_exactly_where_engines_read_them(
     space: Namespace, folder: Path, engine: str, mark: bytes
 ) -> None:
     program = {"docker": "dockerd"}.get(engine, engine)
@@ -110,7 +110,7 @@ def _version(said: str, folder: Path) -> str:
     return found
 
 
-def test_daemon_json_with_a_mark_that_docker_reads(
+def test_daemon_json_with_a_byte_order_mark_is_edited_and_restored(
     releases: dict[str, Release], folder: Path
 ) -> None:
     """It is edited for the Docker of the release, which reads it then, and restored to the byte."""
@@ -150,7 +150,7 @@ def beside_containerds(
     return run([REPOSITORY / "scripts/lib/apart", "sh", "-c", script])
 
 
-def test_the_containerd_that_runs_is_the_one_that_is_meant(
+def test_the_running_containerd_is_the_one_configured(
     installation: Installation, folder: Path
 ) -> None:
     words = ("install", "--engine=containerd")
@@ -172,7 +172,7 @@ def test_one_of_several_running_containerds_must_be_named(
         assert command in done.stderr
 
 
-def test_a_distribution_beside_the_usual_containerd_is_named(
+def test_a_distribution_beside_the_usual_containerd_causes_a_warning(
     installation: Installation, folder: Path
 ) -> None:
     """The installation is for the usual one, such as Docker's."""
@@ -203,7 +203,7 @@ def test_a_distribution_beside_the_usual_containerd_is_named(
 
 @pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
-def test_a_read_only_filesystem_is_named(
+def test_a_read_only_filesystem_is_refused_and_unchanged(
     installation: Installation, folder: Path, engine: str, dry_run: tuple[str, ...]
 ) -> None:
     place = folder / "etc"

@@ -24,7 +24,9 @@ def assert_sees(inside: Inside, driver: Driver, *indices: int) -> None:
 
 
 @pytest.mark.parametrize("kind", images.KINDS)
-def test_exactly_the_requested_gpus(engine: Engine, driver: Driver, kind: str) -> None:
+def test_a_container_gets_exactly_the_requested_gpus(
+    engine: Engine, driver: Driver, kind: str
+) -> None:
     names = [] if kind == "busybox" else ["libcuda.so.1", "libnvidia-ml.so.1"]
     command = look(driver.minors, names)
     with nothing_left(driver.root, pid=engine.pid):
@@ -37,7 +39,9 @@ def test_exactly_the_requested_gpus(engine: Engine, driver: Driver, kind: str) -
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_no_gpu_asked_for(engine: Engine, driver: Driver, value: str | None) -> None:
+def test_a_container_without_a_request_gets_no_gpus(
+    engine: Engine, driver: Driver, value: str | None
+) -> None:
     env = [] if value is None else [f"NVIDIA_VISIBLE_DEVICES={value}"]
     inside = seen(engine.run(DEBIAN, *look(driver.minors, ["libcuda.so.1"]), env=env))
     assert inside.nodes == {}
@@ -45,7 +49,7 @@ def test_no_gpu_asked_for(engine: Engine, driver: Driver, value: str | None) -> 
     assert set(inside.by_hand.values()) == {"EPERM"}
 
 
-def test_driver_files_without_a_gpu(engine: Engine, driver: Driver) -> None:
+def test_none_gives_driver_files_without_a_gpu(engine: Engine, driver: Driver) -> None:
     env = ["NVIDIA_VISIBLE_DEVICES=none"]
     inside = seen(engine.run(DEBIAN, *look(driver.minors, ["libcuda.so.1"]), env=env))
     assert_sees(inside, driver)
@@ -53,7 +57,7 @@ def test_driver_files_without_a_gpu(engine: Engine, driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("kind", ["debian", "lib64"])
-def test_programs_see_the_gpus(engine: Engine, driver: Driver, kind: str) -> None:
+def test_programs_see_the_requested_gpus(engine: Engine, driver: Driver, kind: str) -> None:
     script = f"nvidia-smi -L && {images.CUDA_PROBE}"
     gpus = driver.chosen(0, 2)
     env = [f"NVIDIA_VISIBLE_DEVICES={','.join(gpu.uuid for gpu in gpus)}"]

@@ -63,7 +63,7 @@ def enroot(
     shutil.rmtree(place)
 
 
-def test_the_images_environment_asks(
+def test_the_images_environment_selects_gpus(
     enroot: Enroot, driver: Driver, restricted: dict[str, str]
 ) -> None:
     """With the host's whole /dev, enroot's default, a choice doesn't exclude other GPUs."""
@@ -72,12 +72,12 @@ def test_the_images_environment_asks(
     assert done.stdout.splitlines() == lines_of_nvidia_smi(seen)
 
 
-def test_in_a_restricted_dev_there_is_what_was_asked_for(enroot: Enroot, driver: Driver) -> None:
+def test_a_restricted_dev_has_only_the_requested_nodes(enroot: Enroot, driver: Driver) -> None:
     done = enroot.start("sh", "-c", "ls /dev", image=f"{ASK}=1\n", ENROOT_RESTRICT_DEV="y").ok()
     assert set(done.stdout.split()) == {"null", "nvidiactl", f"nvidia{driver.gpus[1].minor}"}
 
 
-def test_the_callers_environment_counts_more(enroot: Enroot, driver: Driver) -> None:
+def test_the_callers_environment_overrides_the_images(enroot: Enroot, driver: Driver) -> None:
     done = enroot.start(*SMI, image=f"{ASK}=all\n", ENROOT_RESTRICT_DEV="y", **{ASK: "3"}).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(3))
 
@@ -132,9 +132,7 @@ def test_a_site_may_take_the_schedulers_variable(enroot: Enroot, driver: Driver)
 
 
 @pytest.mark.parametrize("name", ["x[$(touch {mark})]", "A-B", "1", "ä", "A B"])
-def test_a_word_that_names_no_variable_is_refused(
-    enroot: Enroot, tmp_path: Path, name: str
-) -> None:
+def test_an_invalid_variable_name_is_refused(enroot: Enroot, tmp_path: Path, name: str) -> None:
     """bash would carry out what it finds in one."""
     word = name.format(mark=tmp_path / "mark")
     done = enroot.start("true", image=f"{ASK}=all\n", site=f"{SITES} {word}\n").failed()

@@ -63,7 +63,7 @@ def running(engine: Docker | Podman, *options: str) -> Iterator[tuple[str, str]]
 
 
 @pytest.mark.parametrize("title", ["docker", "podman"])
-def test_a_running_container(
+def test_a_running_container_is_explained_with_its_gpus(
     title: str, request: pytest.FixtureRequest, explain: Explain, driver: Driver
 ) -> None:
     engine = request.getfixturevalue({"docker": "docker", "podman": "podman_runtime"}[title])
@@ -85,7 +85,9 @@ def test_a_running_container(
             assert (found["selected"], found["container"]["missing_nodes"]) == ([gpu], [])
 
 
-def test_a_running_container_without_gpus(docker: Docker, explain: Explain) -> None:
+def test_a_running_container_without_gpus_is_explained_with_the_reason(
+    docker: Docker, explain: Explain
+) -> None:
     """The reason is in the config.json next to which its shim was started."""
     with running(docker, "--runtime=gpu-py") as (name, _):
         done = explain(name)
@@ -93,7 +95,9 @@ def test_a_running_container_without_gpus(docker: Docker, explain: Explain) -> N
         assert facts(done, "Because") == ["NVIDIA_VISIBLE_DEVICES isn't set"]
 
 
-def test_a_container_of_docker_that_gpu_py_did_not_start(docker: Docker, explain: Explain) -> None:
+def test_a_docker_container_not_started_by_gpu_py_is_explained(
+    docker: Docker, explain: Explain
+) -> None:
     with running(docker, "--runtime=runc", "-e", "NVIDIA_VISIBLE_DEVICES=3") as (name, _):
         done = explain(name)
         found = report(explain(name, "--format=json"))["container"]
@@ -107,7 +111,7 @@ def test_a_container_of_docker_that_gpu_py_did_not_start(docker: Docker, explain
     assert (found["engine"], found["runtime"], found["given"]) == ("docker", "runc", [])
 
 
-def test_a_container_of_podman_that_gpu_py_did_not_start(
+def test_a_podman_container_not_started_by_gpu_py_is_explained(
     podman_runtime: Podman, explain: Explain
 ) -> None:
     alone = replace(podman_runtime, runtime=Path("/usr/sbin/runc"))
@@ -120,7 +124,7 @@ def test_a_container_of_podman_that_gpu_py_did_not_start(
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_container_of_containerd(
+def test_a_containerd_container_is_explained_with_or_without_gpu_py(
     ours: bool, containerd_runc: Containerd, explain: Explain, driver: Driver
 ) -> None:
     name = f"explain-{uuid.uuid4().hex[:8]}"
@@ -146,7 +150,7 @@ def test_a_container_of_containerd(
     )
 
 
-def test_a_container_that_does_not_run(docker: Docker, explain: Explain) -> None:
+def test_a_stopped_container_is_refused(docker: Docker, explain: Explain) -> None:
     with running(docker) as (name, _):
         docker.call("kill", name).ok()
         docker.call("wait", name).ok()
@@ -158,7 +162,9 @@ def test_a_container_that_does_not_run(docker: Docker, explain: Explain) -> None
 SETS = "NVIDIA_VISIBLE_DEVICES=2"
 
 
-def test_an_image_of_docker(docker: Docker, explain: Explain, driver: Driver) -> None:
+def test_an_image_of_docker_is_explained_with_overriding_options(
+    docker: Docker, explain: Explain, driver: Driver
+) -> None:
     name = f"explain-{uuid.uuid4().hex[:8]}:1"
     with running(docker) as (container, _):
         docker.call("commit", "--change", f"ENV {SETS}", container, name).ok()
@@ -175,7 +181,7 @@ def test_an_image_of_docker(docker: Docker, explain: Explain, driver: Driver) ->
         docker.call("rmi", name)
 
 
-def test_an_image_with_musl(docker: Docker, explain: Explain, tmp_path: Path) -> None:
+def test_an_image_with_musl_gets_a_hint(docker: Docker, explain: Explain, tmp_path: Path) -> None:
     """The driver's programs, which are there, can't be started in it."""
     name = f"explain-{uuid.uuid4().hex[:8]}:1"
     folder = tmp_path / "image/lib"
@@ -195,7 +201,9 @@ def test_an_image_with_musl(docker: Docker, explain: Explain, tmp_path: Path) ->
         docker.call("rmi", name)
 
 
-def test_an_image_for_another_machine(docker: Docker, explain: Explain, tmp_path: Path) -> None:
+def test_an_image_for_another_architecture_gets_a_warning(
+    docker: Docker, explain: Explain, tmp_path: Path
+) -> None:
     """Its name is the engine's, or one of its programs."""
     name = f"explain-{uuid.uuid4().hex[:8]}:1"
     other, number = {"x86_64": ("aarch64", 183), "aarch64": ("x86_64", 62)}[os.uname().machine]
@@ -216,7 +224,7 @@ def test_an_image_for_another_machine(docker: Docker, explain: Explain, tmp_path
         docker.call("rmi", name)
 
 
-def test_an_image_of_podman(
+def test_an_image_of_podman_is_explained_from_its_store(
     podman_runtime: Podman, explain: Explain, driver: Driver, tmp_path: Path
 ) -> None:
     """Of the store that podman's own settings name."""
@@ -244,7 +252,9 @@ def test_an_unknown_image_is_reported(explain: Explain) -> None:
     assert "Neither Docker nor podman on this host has the image" in done.stdout
 
 
-def test_lost_gpus_and_a_missing_library(installation: Installation, tmp_path: Path) -> None:
+def test_lost_gpus_and_a_missing_library_are_reported(
+    installation: Installation, tmp_path: Path
+) -> None:
     made = simulate(installation, tmp_path / "driver", "--gpus=4", "--lost=1,2")
     for library in made.root.rglob("libnvidia-encode.so*"):
         library.unlink()

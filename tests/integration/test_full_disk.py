@@ -69,7 +69,7 @@ def check(disk: Path, words: list[str | Path]) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_install(
+def test_install_on_a_full_disk_fails_and_changes_nothing(
     disk: Path, installation: Installation, configs: dict[str, Path], engine: str
 ) -> None:
     daemon(disk)
@@ -77,7 +77,7 @@ def test_install(
     check(disk, [*words, "install", f"--engine={engine}", f"--prefix={disk}"])
 
 
-def test_install_with_documents(
+def test_install_with_cdi_specs_can_be_repeated_after_a_full_disk(
     disk: Path, installation: Installation, configs: dict[str, Path]
 ) -> None:
     """Of several files each is whole, and the next try does what was left."""
@@ -100,7 +100,9 @@ def test_install_with_documents(
     assert content(disk) == before
 
 
-def test_config_set(disk: Path, installation: Installation, driver: Driver) -> None:
+def test_config_set_on_a_full_disk_fails_and_changes_nothing(
+    disk: Path, installation: Installation, driver: Driver
+) -> None:
     config = write_config(disk / "etc", driver.root, ["runc"])
     words: list[str | Path] = [installation.command, "config", "set", "--config", config]
     check(disk, [*words, "disable-require=true"])
@@ -139,7 +141,9 @@ def test_refresh_without_room_for_a_state_folder_is_refused(
     assert done.stderr.endswith(f"{NO_SPACE}\n")
 
 
-def test_a_driver_that_is_not_there(disk: Path, installation: Installation) -> None:
+def test_a_missing_driver_is_reported_on_a_full_disk(
+    disk: Path, installation: Installation
+) -> None:
     """That is what is said, and not that it can't be written down."""
     config = write_config(disk / "etc", disk, ["runc"])
     for left in range(4):
@@ -150,7 +154,9 @@ def test_a_driver_that_is_not_there(disk: Path, installation: Installation) -> N
         assert "Traceback" not in done.stderr
 
 
-def test_a_document(disk: Path, installation: Installation, configs: dict[str, Path]) -> None:
+def test_a_cdi_spec_on_a_full_disk_is_unchanged(
+    disk: Path, installation: Installation, configs: dict[str, Path]
+) -> None:
     path = disk / "nvidia.com-gpu.yaml"
     path.write_text("old")
     words: list[str | Path] = [installation.command, "cdi", "generate", "--config", configs["runc"]]

@@ -108,7 +108,7 @@ DOUBLED = {
 
 @pytest.mark.parametrize("name", [*DOUBLED])
 @pytest.mark.parametrize("handler", ["", OURS, STRANGER])
-def test_a_variable_that_is_named_twice(
+def test_a_repeated_variable_is_refused_by_the_plugin(
     node: Node, kubelet: Kubelet, driver: Driver, handler: str, name: str
 ) -> None:
     """The engine sets the last entry again over what a plugin has set."""
@@ -150,7 +150,9 @@ def test_only_devices_allocated_by_the_kubelet_are_given(
         assert seen(found).gpu_minors == set()
 
 
-def test_without_the_plugin(node: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_without_the_plugin_our_runtime_refuses_requests(
+    node: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     """A runtime of ours gives nothing then, whatever was given before."""
     kubelet.gives(driver.gpus[3])
     process = node.start(*kubelet.words)
@@ -192,7 +194,9 @@ def test_an_imitated_verdict_is_refused(node: Node, kubelet: Kubelet, driver: Dr
                 )  # fmt: skip
 
 
-def test_many_containers_of_one_pod(node: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_each_of_many_containers_of_a_pod_gets_its_own_gpu(
+    node: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     """Each has the verdict on itself, however many are made at once."""
     kubelet.says.given = [
         ("default", "pod", f"c{gpu.index}", "nvidia.com/gpu", (gpu.uuid,)) for gpu in driver.gpus
@@ -210,7 +214,7 @@ def test_many_containers_of_one_pod(node: Node, kubelet: Kubelet, driver: Driver
 
 @pytest.mark.parametrize("size", [3 << 20, 5 << 20])
 @pytest.mark.parametrize("handler", ["", OURS])
-def test_a_request_of_several_megabytes(
+def test_a_request_of_several_megabytes_is_refused_in_time(
     node: Node, kubelet: Kubelet, driver: Driver, handler: str, size: int
 ) -> None:
     """It is refused in time, so that the next pod has its gate: the plugin is never dropped."""
@@ -232,7 +236,9 @@ def test_a_request_of_several_megabytes(
         assert node.log.read_text().count("Serves") == 1, "it was never dropped"
 
 
-def test_the_plugin_comes_to_what_is_large(node: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_the_plugin_starts_beside_running_pods_of_any_size(
+    node: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     """The engine says what runs already, an older one in one message of any length."""
     kubelet.gives(driver.gpus[3], pod="late")
     large = [f"V{number}={'x' * 100_000}" for number in range(5)]
@@ -254,7 +260,7 @@ MERGED = {
 
 
 @pytest.mark.parametrize("name", [*MERGED])
-def test_the_unit_tests_model_of_engines(
+def test_the_unit_tests_model_of_variables_matches_the_engine(
     node: Node, kubelet: Kubelet, driver: Driver, name: str
 ) -> None:
     """An engine's result of the image's, the pod's and a plugin's variables."""
@@ -287,7 +293,9 @@ def test_the_unit_tests_model_of_engines(
     instead="pass",
     only="settings_of_later and trixie",
 )
-def test_settings_of_later(node: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_settings_of_later_apply_to_the_next_container(
+    node: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     """They count for the next container, as for gpu-py."""
     settings = node.system.config
     before = settings.read_text()
@@ -311,7 +319,9 @@ def test_settings_of_later(node: Node, kubelet: Kubelet, driver: Driver) -> None
         settings.write_text(before)
 
 
-def test_the_engine_is_restarted(node: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_a_restarted_engine_gives_nothing_until_the_plugin_connects(
+    node: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     """Until the plugin is connected, nothing is given. The last test: the others' engine ends."""
     engine = node.engine
     kubelet.gives(driver.gpus[3])

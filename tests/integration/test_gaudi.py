@@ -65,7 +65,7 @@ class TestGaudi(Contract):
     )
 
     @RUNTIMES
-    def test_the_hook_warns_of_network_ports(
+    def test_the_hook_warns_that_network_ports_are_not_moved(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         devices.hook(bundle, config)
@@ -77,7 +77,7 @@ class TestGaudi(Contract):
 
     @MODES
     @ONE
-    def test_all_that_are_operational(
+    def test_all_selects_only_operational_devices(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         in_mode(config, mode)
@@ -91,7 +91,7 @@ class TestGaudi(Contract):
 
     @MODES
     @ONE
-    def test_images_say_all_and_users_name_seats(
+    def test_the_module_variable_narrows_all_to_the_named_modules(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         in_mode(config, mode)
@@ -102,7 +102,7 @@ class TestGaudi(Contract):
         assert vendors.variables_seen(done, MODULES) == [f"{MODULES}=4,5"]
 
     @ONE
-    def test_a_node_that_is_another_device(
+    def test_a_node_with_wrong_numbers_is_refused(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         """It is believed by its numbers, which the driver says."""

@@ -38,7 +38,9 @@ def test_run_gives_the_gpus_that_nv_gpu_names(
     assert inside.gpu_minors == {gpu.minor for gpu in chosen}
 
 
-def test_create_then_start(gpu_docker: GpuDocker, driver: Driver) -> None:
+def test_a_created_container_gets_the_gpu_when_started(
+    gpu_docker: GpuDocker, driver: Driver
+) -> None:
     words = ("create", image("debian"), *look(driver.minors))
     name = gpu_docker(*words, NV_GPU=driver.gpus[4].uuid).ok().stdout.strip()
     try:
@@ -48,7 +50,7 @@ def test_create_then_start(gpu_docker: GpuDocker, driver: Driver) -> None:
         gpu_docker("rm", "--force", name).ok()
 
 
-def test_without_nv_gpu_the_image_decides(gpu_docker: GpuDocker, driver: Driver) -> None:
+def test_without_nv_gpu_the_image_selects_gpus(gpu_docker: GpuDocker, driver: Driver) -> None:
     inside = seen(gpu_docker("run", "--rm", image("debian"), *look(driver.minors)))
     assert inside.gpu_minors == set()
 
@@ -61,7 +63,7 @@ def test_explicit_docker_options_override_nv_gpu(gpu_docker: GpuDocker, driver: 
     assert seen(gpu_docker(*other, *look(driver.minors), NV_GPU="0")).gpu_minors == set()
 
 
-def test_arguments_arrive_whole(gpu_docker: GpuDocker) -> None:
+def test_arguments_are_passed_unchanged(gpu_docker: GpuDocker) -> None:
     odd = ["two words", "", "'\"$HOME`id`\\", "a\nb", "run"]
     script = 'for word do printf "%s|" "$word"; done'
     words = ("run", "--rm", image("debian"), "sh", "-c", script, "sh", *odd)
@@ -73,7 +75,9 @@ def test_an_unknown_gpu_is_refused_by_docker(gpu_docker: GpuDocker) -> None:
     assert "99" in done.stderr
 
 
-def test_other_commands_are_dockers_own(gpu_docker: GpuDocker, docker: Docker) -> None:
+def test_other_commands_are_passed_to_docker_unchanged(
+    gpu_docker: GpuDocker, docker: Docker
+) -> None:
     for words in (("ps", "-a"), ("run", "--no-such-option"), ("no-such-command",), ("--help",)):
         through, direct = gpu_docker(*words), docker.call(*words)
         assert (through.status, through.stdout, through.stderr) == (
@@ -83,7 +87,9 @@ def test_other_commands_are_dockers_own(gpu_docker: GpuDocker, docker: Docker) -
         )
 
 
-def test_a_context_called_run(docker: Docker, installation: Installation) -> None:
+def test_a_context_called_run_is_not_taken_for_the_command(
+    docker: Docker, installation: Installation
+) -> None:
     env = {"DOCKER_CONFIG": str(docker.folder / "client-with-context"), "NV_DEBUG": "1"}
     host = f"host=unix://{docker.folder}/docker.sock"
     run(["docker", "context", "create", "run", "--docker", host], env=env).ok()

@@ -65,7 +65,9 @@ def ask(bundle: GpuBundle, driver: Driver, request: str) -> list[str]:
 
 
 @ONE
-def test_mode_spec(bundle: GpuBundle, driver: Driver, runsc: Path) -> None:
+def test_spec_mode_lists_nodes_and_files_in_config_json(
+    bundle: GpuBundle, driver: Driver, runsc: Path
+) -> None:
     """config.json lists nodes and files, and there is no hook."""
     expected = ask(bundle, driver, "0,2")
     done = run(bundle, runsc, configured(bundle, driver, runsc, "spec")).ok()
@@ -77,7 +79,9 @@ def test_mode_spec(bundle: GpuBundle, driver: Driver, runsc: Path) -> None:
 
 
 @ONE
-def test_a_document_without_hooks(bundle: GpuBundle, driver: Driver, runsc: Path) -> None:
+def test_a_cdi_spec_without_hooks_gives_nodes_and_files(
+    bundle: GpuBundle, driver: Driver, runsc: Path
+) -> None:
     """Its links are mounts: this runsc runs no hooks in the container."""
     expected = ask(bundle, driver, "nvidia.com/gpu=1")
     config = configured(bundle, driver, runsc, "cdi")

@@ -76,21 +76,21 @@ def test_folders_are_rendered_from_the_chart(folder: str) -> None:
     assert text == render_manifests.rendered(str(fetch()), folder)
 
 
-def test_kubectl_applies_what_helm_installs() -> None:
+def test_kubectl_and_helm_apply_the_same_objects() -> None:
     """And nothing is in a folder that the script doesn't render, except the namespace."""
     assert {*render_manifests.FOLDERS} == {*VARIANTS}
     for mode, folder in MODES.items():
         assert comparable(rendered(f"--set=mode={mode}")) == comparable(render(folder))
 
 
-def test_mps() -> None:
+def test_mps_is_removed_with_the_rest_and_refused_in_other_modes() -> None:
     gone = rendered("--set=mode=remove", "--set=mps=true")
     assert comparable(gone) == comparable(render("overlays/remove"))
     refused = helm("template", "--set=mps=true").failed()
     assert "mps needs mode runtime or environment" in refused.stderr
 
 
-def test_the_default_is_what_is_recommended() -> None:
+def test_the_default_mode_is_cdi() -> None:
     assert rendered() == rendered("--set=mode=cdi")
     assert {*MODES} == {*helm_modes()}
 
@@ -100,7 +100,7 @@ def helm_modes() -> list[str]:
     return re.findall(r"'([a-z-]+)'", refused.stderr.partition("must be one of ")[2])
 
 
-def test_metrics(tmp_path: Path) -> None:
+def test_metrics_options_give_the_objects_of_the_overlay(tmp_path: Path) -> None:
     made = overlay(tmp_path / "overlay", "overlays/metrics-operator", "web-config")
     options = ["enabled=true", "serviceMonitor=true", "webConfigSecret=gpuhook-metrics"]
     both = comparable(rendered(*(f"--set=metrics.{each}" for each in options)))
@@ -109,7 +109,9 @@ def test_metrics(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["runtime", "environment", "remove"])
 @pytest.mark.parametrize("distribution", [each.name.lower() for each in distributions.ALL])
-def test_distributions(tmp_path: Path, mode: str, distribution: str) -> None:
+def test_distributions_set_the_folders_of_their_containerd(
+    tmp_path: Path, mode: str, distribution: str
+) -> None:
     """The folders are those that gpuhook install knows."""
     both = rendered(f"--set=mode={mode}", f"--set=installer.distribution={distribution}")
     made = overlay(tmp_path / "overlay", MODES[mode], distribution)
@@ -143,7 +145,7 @@ def policies(*options: str) -> list[Document]:
     return [each for each in rendered(*options) if each["kind"] == "NetworkPolicy"]
 
 
-def test_values(tmp_path: Path) -> None:
+def test_values_give_the_objects_of_the_overlay(tmp_path: Path) -> None:
     """A file for all nodes, options of the plugin, a registry and nodes of yours."""
     config = '# ours\n[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n'
     options = "version: v1\nflags:\n  migStrategy: mixed\n"
@@ -213,7 +215,7 @@ def leaves(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_every_text_arrives_as_it_is(tmp_path: Path) -> None:
+def test_every_value_is_rendered_unchanged(tmp_path: Path) -> None:
     texts: list[str] = []
     values = hostile(yaml.safe_load((CHART / "values.yaml").read_text()), texts)
     repository = values["image"]["repository"]  # a colon there would begin a tag
@@ -257,7 +259,7 @@ def environment(container: Document) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
-def test_the_options_of_the_unit_are_the_installers() -> None:
+def test_plugin_options_reach_the_installer() -> None:
     documents = comparable(rendered("--set=devicePlugin.env.MIG_STRATEGY=mixed"))
     installer = containers(pod_of(documents["DaemonSet", "gpuhook-installer"]))["installer"]
     assert environment(installer)["MIG_STRATEGY"] == "mixed"
@@ -311,7 +313,7 @@ def undescribed(values: Any, schema: Any, at: str = "") -> list[str]:
 # Where pods are -----------------------------------------------------------------------------------
 
 
-def test_nodes_are_those_with_accelerators(tmp_path: Path) -> None:
+def test_pods_are_scheduled_only_to_nodes_with_accelerators_by_label(tmp_path: Path) -> None:
     """By label, not by default; and a taint of a vendor's resource keeps no pod away."""
     for document in rendered():
         if document["kind"] != "DaemonSet":
@@ -325,7 +327,7 @@ def test_nodes_are_those_with_accelerators(tmp_path: Path) -> None:
     assert [each for each in rendered("--set-json=nodeLabels=[]") if "affinity" in str(each)] == []
 
 
-def test_taints_are_the_resources_of_all_vendors(tmp_path: Path) -> None:
+def test_taints_of_all_vendors_resources_are_tolerated(tmp_path: Path) -> None:
     found = [
         (contract.load(registry.KNOWN[name]), paper.machine(name, tmp_path / name))
         for name in registry.KNOWN
@@ -343,7 +345,7 @@ def test_taints_are_the_resources_of_all_vendors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_before_it_uninstalls(mode: str) -> None:
+def test_the_uninstall_job_removes_gpuhook_from_nodes(mode: str) -> None:
     """The job's objects are those of overlays/remove, and its account may do what it does."""
     made = {each["kind"]: each for each in hooks(f"--set=mode={mode}")}
     if mode in ("mounts", "remove"):
@@ -376,7 +378,7 @@ def test_before_it_uninstalls(mode: str) -> None:
     assert "Job" not in {each["kind"] for each in left}
 
 
-def test_labels_go_with_the_rest() -> None:
+def test_labels_are_removed_by_the_uninstall_job() -> None:
     for mode in ("mounts", "cdi"):
         words = (f"--set=mode={mode}", "--set=labels.enabled=true")
         [config] = [each for each in hooks(*words) if each["kind"] == "ConfigMap"]
@@ -386,7 +388,7 @@ def test_labels_go_with_the_rest() -> None:
         assert ("gpuhook-installer.json" in config["data"]) == (mode == "cdi")
 
 
-def test_rules_are_those_of_the_package() -> None:
+def test_alert_rules_are_those_of_the_package() -> None:
     assert render_manifests.COPY.read_bytes() == render_manifests.RULES.read_bytes()
     [rule] = [each for each in render("overlays/metrics-operator") if "Rule" in each["kind"]]
     assert rule["spec"] == yaml.safe_load(render_manifests.RULES.read_text())
@@ -417,7 +419,7 @@ def without_restart(has_runtime: bool) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_pod_of_helm_test(mode: str) -> None:
+def test_the_pod_of_helm_test_requests_a_gpu_of_its_mode(mode: str) -> None:
     found = [each for each in hooks(f"--set=mode={mode}") if each["kind"] == "Pod"]
     if mode == "remove":
         assert found == []
@@ -439,7 +441,7 @@ def test_the_pod_of_helm_test(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_notes(mode: str) -> None:
+def test_the_install_notes_name_the_next_commands(mode: str) -> None:
     words = ("--set=image.local=true", f"--set=mode={mode}", "--namespace=gpuhook")
     done = run([fetch(), "install", "gpuhook", CHART, "--dry-run=client", *words]).ok()
     notes = done.stdout.partition("\nNOTES:\n")[2]

@@ -42,7 +42,7 @@ def stranger(bundle: Bundle) -> Iterator[int]:
 )
 @pytest.mark.parametrize("owner", ["the caller's", "a stranger's"])
 @RUNTIMES
-def test_a_container_in_the_mount_namespace_of_another(
+def test_sharing_the_mount_namespace_of_another_container_is_refused(
     bundle: GpuBundle, driver: Driver, stranger: int, tmp_path: Path, owner: str
 ) -> None:
     """It is refused before the low-level runtime starts, which would mount in there, too."""
@@ -73,7 +73,7 @@ def mount_table(pid: int) -> str:
 
 @pytest.mark.parametrize("stage", ["createContainer", "startContainer"])
 @RUNTIMES
-def test_a_hook_in_a_stage_that_is_too_late(bundle: GpuBundle, driver: Driver, stage: str) -> None:
+def test_a_hook_in_a_late_stage_is_refused(bundle: GpuBundle, driver: Driver, stage: str) -> None:
     bundle.by_hook(stage=stage)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
@@ -86,7 +86,9 @@ def test_a_hook_in_a_stage_that_is_too_late(bundle: GpuBundle, driver: Driver, s
     instead="if True or owner == (0, 0):",
     only="user_namespace and runc-host",
 )
-def test_a_user_namespace(bundle: GpuBundle, driver: Driver) -> None:
+def test_files_made_in_a_user_namespace_belong_to_its_root(
+    bundle: GpuBundle, driver: Driver
+) -> None:
     """Files created in the image belong to the container's root user."""
 
     def mutate(spec: Spec) -> None:
@@ -109,7 +111,7 @@ def test_a_user_namespace(bundle: GpuBundle, driver: Driver) -> None:
 
 @pytest.mark.parametrize("propagation", ["shared", "rshared", "slave", "rslave", "private"])
 @RUNTIMES
-def test_no_propagation_leads_to_the_host(
+def test_mounts_do_not_propagate_to_the_host(
     bundle: GpuBundle, driver: Driver, propagation: str
 ) -> None:
     bundle.change(lambda spec: spec["linux"].update(rootfsPropagation=propagation))
@@ -130,7 +132,7 @@ VOLUMES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("kind", VOLUMES)
 @pytest.mark.parametrize("destination", [f"/{FOLDER}/nvidia", "/etc", "/dev", "/run", "/usr/bin"])
 @RUNTIMES
-def test_volumes_stay_as_they_are(
+def test_volumes_stay_unchanged(
     bundle: GpuBundle, driver: Driver, tmp_path: Path, destination: str, kind: str, propagation: str
 ) -> None:
     volume = tmp_path / "volume"
@@ -150,7 +152,7 @@ def test_volumes_stay_as_they_are(
 
 
 @RUNTIMES
-def test_the_hosts_own_folders_as_volumes(bundle: GpuBundle, driver: Driver) -> None:
+def test_the_hosts_folders_can_be_mounted_as_volumes(bundle: GpuBundle, driver: Driver) -> None:
     for source, destination in (("usr/lib/x86_64-linux-gnu", "/opt/lib"), ("run", "/run")):
         mount_volume(bundle, driver.root / source, destination, "rw")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")

@@ -40,7 +40,9 @@ def volume(workspace: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("mode", ["rw", "rw,rslave"])
-def test_a_volume_over_etc(one: Docker | Podman, driver: Driver, volume: Path, mode: str) -> None:
+def test_a_volume_over_etc_is_unchanged_and_libraries_are_found(
+    one: Docker | Podman, driver: Driver, volume: Path, mode: str
+) -> None:
     """Without a cache the loader finds the libraries in its default folders."""
     (volume / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     before = contents(volume)
@@ -59,7 +61,7 @@ def test_a_volume_over_etc(one: Docker | Podman, driver: Driver, volume: Path, m
 
 
 @pytest.mark.parametrize("mode", ["rw", "rw,rshared"])
-def test_a_volume_over_the_library_folder(
+def test_a_volume_over_the_library_folder_is_unchanged(
     one: Docker | Podman, driver: Driver, volume: Path, mode: str
 ) -> None:
     folder = "/usr/local/lib"  # a folder of the image that its own programs don't need
@@ -80,7 +82,9 @@ def test_a_volume_over_the_library_folder(
         )
 
 
-def test_a_user_namespace_of_podman(a_podman: Podman, driver: Driver) -> None:
+def test_a_user_namespace_of_podman_gets_the_gpu_and_libraries(
+    a_podman: Podman, driver: Driver
+) -> None:
     options = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]
     with nothing_left(driver.root, pid=a_podman.pid):
         done = a_podman.run(DEBIAN, *look(libraries=["libcuda.so.1"]), env=GPU, options=options)
@@ -89,7 +93,7 @@ def test_a_user_namespace_of_podman(a_podman: Podman, driver: Driver) -> None:
     assert inside.libraries["libcuda.so.1"][0] != "-"
 
 
-def test_an_image_that_was_committed(docker: Docker, driver: Driver) -> None:
+def test_a_committed_image_works_again(docker: Docker, driver: Driver) -> None:
     """Its layer holds our mount points, empty, and links of this driver's version."""
     name = "gpuhook-committed"
     docker.call("run", "--runtime=gpu-py", "-e", GPU[0], f"--name={name}", DEBIAN, "true").ok()

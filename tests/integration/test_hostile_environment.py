@@ -75,7 +75,7 @@ def runc_version() -> tuple[int, ...]:
 
 
 @RUNTIMES
-def test_without_its_own_environment_a_hook_would_be_taken_over(
+def test_a_hook_without_its_own_environment_would_be_compromised(
     bundle: GpuBundle, tmp_path: Path
 ) -> None:
     """Everything in the ``env`` of our hooks is removed from this environment.

@@ -49,7 +49,7 @@ def victim(tmp_path: Path) -> Path:
     ],
 )
 @RUNTIMES
-def test_links_in_the_image(
+def test_links_in_the_image_do_not_lead_to_the_host(
     bundle: GpuBundle, driver: Driver, victim: Path, place: str, text: str
 ) -> None:
     text = text.replace("VICTIM", str(victim))
@@ -91,7 +91,9 @@ def _swap(bundle: Bundle, name: str) -> None:
 
 
 @RUNTIMES
-def test_a_second_container_swaps_folders(bundle: GpuBundle, driver: Driver, victim: Path) -> None:
+def test_a_second_container_that_swaps_folders_changes_nothing_outside(
+    bundle: GpuBundle, driver: Driver, victim: Path
+) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     change_image(bundle, "rm -rf opt; mkdir opt")
     outcomes = set()
@@ -120,7 +122,9 @@ def test_a_second_container_swaps_folders(bundle: GpuBundle, driver: Driver, vic
     ],
 )
 @ONE
-def test_a_damaged_loader_cache(bundle: GpuBundle, driver: Driver, script: str) -> None:
+def test_a_damaged_loader_cache_is_handled_or_refused_in_time(
+    bundle: GpuBundle, driver: Driver, script: str
+) -> None:
     change_image(bundle, script)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     begun = time.monotonic()

@@ -141,7 +141,7 @@ def without_any_defence() -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_links_out_of_the_root(
+def test_links_out_of_the_root_are_not_followed(
     tmp_path: Path, driver: Path, victim: Path, target: str, route: str
 ) -> None:
     root = tmp_path / "rootfs"
@@ -178,7 +178,7 @@ def test_links_out_of_the_root(
 @pytest.mark.parametrize(
     "target", ["usr/lib/x86_64-linux-gnu", "etc", "lib/firmware", "run/nvidia-persistenced"]
 )
-def test_unconfined_such_a_link_works(
+def test_without_confinement_a_link_out_of_the_root_is_followed(
     tmp_path: Path, driver: Path, victim: Path, target: str
 ) -> None:
     """Unconfined, the mount table still says that the victim is not the container's."""
@@ -251,7 +251,9 @@ def race(pid: int, root: Path, victim: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("route", ["{victim}", "../../../../../../../../..{victim}"])
-def test_folders_swapped_for_links_all_the_while(tmp_path: Path, victim: Path, route: str) -> None:
+def test_folders_constantly_swapped_for_links_change_nothing_outside(
+    tmp_path: Path, victim: Path, route: str
+) -> None:
     root = tmp_path / "rootfs"
     (root / FOLDER.lstrip("/")).mkdir(parents=True)
     (root / "dev").mkdir()
@@ -338,7 +340,7 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
     only="during_the_hook and parent",
 )
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_folder_swapped_for_a_link_during_the_hook(
+def test_a_folder_swapped_for_a_link_during_the_hook_is_not_followed(
     tmp_path: Path, victim: Path, moment: str
 ) -> None:
     """After the folder was looked at, and before anything is made in it."""

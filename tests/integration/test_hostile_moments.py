@@ -75,7 +75,7 @@ def refuse_call(number: int, error: int) -> Callable[[], None]:
 
 @pytest.mark.parametrize("call", [OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR])
 @pytest.mark.parametrize(("error", "words"), [(ENOSYS, "5.12"), (EPERM, "CAP_SYS_ADMIN")])
-def test_a_kernel_that_refuses_a_call(
+def test_a_kernel_that_refuses_a_call_causes_an_error_and_no_change(
     driver: Path, image: Path, call: int, error: int, words: str
 ) -> None:
     before = contents(image), mount_table()
@@ -87,7 +87,7 @@ def test_a_kernel_that_refuses_a_call(
 
 
 @pytest.mark.protects("no-openat2", "old kernels are looked at in steps", instead="if True:")
-def test_an_old_kernel_can_still_be_looked_at(driver: Path) -> None:
+def test_reading_a_root_works_on_an_old_kernel(driver: Path) -> None:
     def work() -> bytes | None:
         refuse_call(OPENAT2, ENOSYS)()
         with Rootfs(str(driver)) as root:
@@ -101,7 +101,7 @@ def test_an_old_kernel_can_still_be_looked_at(driver: Path) -> None:
     "nothing is imported out of a container's files",
     instead="enter(container.process)",
 )
-def test_nothing_is_imported_from_a_container(driver: Path, image: Path) -> None:
+def test_no_python_module_is_imported_from_a_container(driver: Path, image: Path) -> None:
     """A module that is there for the taking, in a folder that Python looks into."""
     (image / "stray.py").write_text("")
     sys_path, finders = sys.path[:], sys.meta_path[:]
@@ -141,7 +141,7 @@ def _lives(pid: int) -> bool:
     "the container is asked through a descriptor of its process",
     instead="return\nfd = -1",
 )
-def test_a_container_that_ends_meanwhile(driver: Path, image: Path) -> None:
+def test_a_container_that_ends_meanwhile_is_refused(driver: Path, image: Path) -> None:
     """Its process id may belong to another process by then, which must not be touched."""
     before = contents(image), mount_table()
     with sandbox(image) as box, pytest.raises(InjectError, match="can't be entered"):
@@ -178,7 +178,7 @@ def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool
         'fd = os.open(f"{path}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)'
     ),
 )
-def test_a_process_id_that_is_another_containers_meanwhile(
+def test_a_process_id_reused_by_another_container_is_refused(
     driver: Path, image: Path, tmp_path: Path
 ) -> None:
     strangers = tmp_path / "strangers"
@@ -190,14 +190,14 @@ def test_a_process_id_that_is_another_containers_meanwhile(
     assert (contents(image), contents(strangers), mount_table()) == before
 
 
-def test_a_process_that_is_none(image: Path, workspace: Path) -> None:
+def test_a_process_id_without_a_process_is_refused(image: Path, workspace: Path) -> None:
     with pytest.raises(InjectError, match="can't be opened"):
         in_child(lambda: injection.open_container(2**22 + 1, str(image)).close())
 
 
 @pytest.mark.protects("hosts-root", "the host's root is no container's")
 @pytest.mark.parametrize("root", ["/", "/.", "/../.."])
-def test_the_hosts_root_as_a_containers(workspace: Path, root: str) -> None:
+def test_the_hosts_root_is_refused_as_a_container_root(workspace: Path, root: str) -> None:
     with pytest.raises(InjectError, match="the host's own"):
         in_child(lambda: injection.open_container(os.getpid(), root).close())
 
@@ -218,7 +218,7 @@ def in_our_namespace(driver: Path, image: Path, protected: bool) -> tuple[list[s
     return before, mount_table()
 
 
-def test_a_process_in_the_hosts_namespace(driver: Path, image: Path) -> None:
+def test_a_process_in_the_hosts_namespace_changes_no_mounts(driver: Path, image: Path) -> None:
     before, after = in_child(lambda: in_our_namespace(driver, image, True))
     assert before == after
     assert contents(image).keys() == {".", "dev"}
@@ -231,7 +231,7 @@ def test_a_process_in_the_hosts_namespace(driver: Path, image: Path) -> None:
     "the container's root is opened as its own namespace has it",
     instead='root = os.open(f"/proc/self/fd/{process}/root{root_path}", flags)',
 )
-def test_links_on_the_way_to_the_root_are_the_containers(
+def test_links_on_the_way_to_the_root_are_followed(
     driver: Path, image: Path, tmp_path: Path
 ) -> None:
     """/var/lib/containers may be a link to another disk, also an absolute one."""

@@ -153,7 +153,9 @@ def test_a_volume_over_etc_keeps_the_hosts_cache(driver: Path, image: Path, volu
     "a read-only or mounted cache is covered",
     instead='_CANT_REPLACE: "Final" = ()',
 )
-def test_a_cache_that_is_a_volume_itself(driver: Path, image: Path, volume: Path) -> None:
+def test_a_cache_that_is_a_volume_is_covered_and_unchanged(
+    driver: Path, image: Path, volume: Path
+) -> None:
     cache = volume / "ld.so.cache"
     cache.touch()
     (image / "etc/ld.so.cache").touch()
@@ -163,7 +165,7 @@ def test_a_cache_that_is_a_volume_itself(driver: Path, image: Path, volume: Path
     assert cache.read_bytes() == b""
 
 
-def test_a_volume_over_etc_without_a_cache_stays_so(
+def test_a_volume_over_etc_without_a_cache_gets_none(
     driver: Path, image: Path, volume: Path
 ) -> None:
     with sandbox(image, [Volume(volume, "/etc")]) as box:
@@ -174,7 +176,7 @@ def test_a_volume_over_etc_without_a_cache_stays_so(
 
 @pytest.mark.protects("own-file", "a volume's own file is left alone where it is the driver's")
 @pytest.mark.parametrize("propagation", [MS_PRIVATE, MS_SHARED], ids=["private", "shared"])
-def test_the_hosts_own_folders_as_volumes_need_nothing(
+def test_the_hosts_folders_as_volumes_need_no_mounts(
     driver: Path, image: Path, propagation: int
 ) -> None:
     """As with ``-v /usr/lib:/usr/lib -v /dev:/dev``: all is there already."""
@@ -202,7 +204,7 @@ def test_another_version_in_a_volume_is_covered(driver: Path, image: Path, volum
     assert contents(volume) == before
 
 
-def test_a_socket_is_not_worth_failing_for(driver: Path, image: Path, volume: Path) -> None:
+def test_a_socket_in_a_volume_is_skipped(driver: Path, image: Path, volume: Path) -> None:
     with sandbox(image, [Volume(volume, "/run")]) as box:
         [skipped] = box.inject([socket(driver)])
     assert "/run/daemon/socket" in skipped
@@ -210,7 +212,7 @@ def test_a_socket_is_not_worth_failing_for(driver: Path, image: Path, volume: Pa
 
 
 @pytest.mark.protects("own-or-volume", "a tmpfs of the container is its own", instead="own = False")
-def test_a_tmpfs_of_the_container_is_its_own(driver: Path, image: Path) -> None:
+def test_a_tmpfs_of_the_container_can_be_written_to(driver: Path, image: Path) -> None:
     def prepare() -> None:
         mount("tmpfs", image / "run", "tmpfs", 0)
 
@@ -221,7 +223,9 @@ def test_a_tmpfs_of_the_container_is_its_own(driver: Path, image: Path) -> None:
 
 
 @pytest.mark.protects("own-or-volume", "a tmpfs of the host is a volume", instead="own = True")
-def test_a_tmpfs_of_the_host_is_not(driver: Path, image: Path, volume: Path) -> None:
+def test_a_tmpfs_of_the_host_is_refused_as_a_volume(
+    driver: Path, image: Path, volume: Path
+) -> None:
     mount("tmpfs", volume, "tmpfs", 0)
     with sandbox(image, [Volume(volume, FOLDER)]) as box, pytest.raises(VolumeError):
         box.inject([library(driver)])
@@ -275,7 +279,7 @@ def read_only(root: Path) -> Callable[[], None]:
     "a read-only or mounted cache is covered",
     instead='_CANT_REPLACE: "Final" = ()',
 )
-def test_a_read_only_root_without_mount_points(driver: Path, image: Path) -> None:
+def test_a_read_only_root_without_mount_points_is_refused(driver: Path, image: Path) -> None:
     with (
         sandbox(image, prepare=read_only(image)) as box,
         pytest.raises(InjectError, match="Read-only file system") as caught,
@@ -289,7 +293,7 @@ def test_a_read_only_root_without_mount_points(driver: Path, image: Path) -> Non
     "a read-only or mounted cache is covered",
     instead='_CANT_REPLACE: "Final" = ()',
 )
-def test_a_read_only_root_with_mount_points(driver: Path, image: Path) -> None:
+def test_a_read_only_root_with_mount_points_gets_the_driver(driver: Path, image: Path) -> None:
     for path in (f"{FOLDER}/{LIBRARY}", "/etc/ld.so.cache"):
         (image / path.lstrip("/")).touch()
     (image / f"{FOLDER}/libcuda.so.1".lstrip("/")).symlink_to(LIBRARY)
@@ -328,7 +332,9 @@ LEFTOVERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.protects("leftover-file", "temporary files of a killed run are removed")
 @pytest.mark.protects("soname-covered", "a file that has a SONAME is covered")
 @pytest.mark.parametrize("leftover", LEFTOVERS)
-def test_leftovers_in_an_image_work(driver: Path, image: Path, leftover: str) -> None:
+def test_leftovers_in_an_image_are_replaced_or_covered(
+    driver: Path, image: Path, leftover: str
+) -> None:
     LEFTOVERS[leftover](image / FOLDER.lstrip("/"))
     with sandbox(image) as box:
         box.inject([library(driver), LINK, CACHE])
@@ -339,7 +345,9 @@ def test_leftovers_in_an_image_work(driver: Path, image: Path, leftover: str) ->
 
 @pytest.mark.protects("folder-for-file", "a folder in a file's place is refused")
 @pytest.mark.parametrize("name", [LIBRARY, "libcuda.so.1"])
-def test_a_folder_in_a_files_place_is_named(driver: Path, image: Path, name: str) -> None:
+def test_a_folder_at_a_files_path_is_refused_and_named(
+    driver: Path, image: Path, name: str
+) -> None:
     (image / FOLDER.lstrip("/") / name).mkdir()
     before = contents(image)
     with sandbox(image) as box, pytest.raises(InjectError) as caught:
@@ -349,7 +357,9 @@ def test_a_folder_in_a_files_place_is_named(driver: Path, image: Path, name: str
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_with_and_without_merged_usr(driver: Path, image: Path, merged: bool) -> None:
+def test_firmware_is_mounted_with_and_without_merged_usr(
+    driver: Path, image: Path, merged: bool
+) -> None:
     if merged:
         (image / "lib").symlink_to("usr/lib")
     else:
@@ -375,7 +385,7 @@ def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Pa
 
 
 @pytest.mark.protects("label-kept", "SELinux labels are kept")
-def test_below_a_mount_with_one_label_for_all(
+def test_a_cache_is_written_where_no_label_can_be_set(
     driver: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As podman's with SELinux (context=): none can be set. It is pretended, without SELinux."""
@@ -395,7 +405,7 @@ def test_below_a_mount_with_one_label_for_all(
 @pytest.mark.protects(
     "nodev-cleared", "device nodes open from a filesystem without devices", instead="cleared = 0"
 )
-def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> None:
+def test_a_node_from_a_nodev_filesystem_can_be_opened(driver: Path, image: Path) -> None:
     """/run and /tmp are often mounted nodev; a node that is given must open all the same."""
     mount("tmpfs", driver / "dev", "tmpfs", MS_NODEV)
     os.mknod(driver / "dev/nvidia0", 0o20666, os.makedev(195, 0))
@@ -412,7 +422,9 @@ def test_a_driver_on_a_filesystem_without_devices(driver: Path, image: Path) -> 
     instead='_KEEPS = b"ModifyDeviceFiles: 1"',
 )
 @pytest.mark.protects("proc-read-only", "the masked /proc/driver/nvidia is read-only")
-def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) -> None:
+def test_a_shared_proc_shows_only_selected_gpus_and_is_unchanged(
+    driver: Path, image: Path, tmp_path: Path
+) -> None:
     """The masked folder shows only selected GPUs, can't be written, and is this container's."""
     proc = driver / "proc/driver/nvidia"
     gpus = [proc / f"gpus/0000:{bus}:00.0/information" for bus in ("1b", "43")]
@@ -448,7 +460,7 @@ def test_a_shared_proc_leaks_nothing(driver: Path, image: Path, tmp_path: Path) 
         assert (contents(driver), contents(image), mount_table()) == before
 
 
-def test_nothing_is_covered_where_the_kernel_has_no_driver(driver: Path, image: Path) -> None:
+def test_proc_is_not_masked_where_the_kernel_has_no_driver(driver: Path, image: Path) -> None:
     """The image's own file at that place says nothing about the machine."""
     (image / "proc/driver/nvidia").mkdir(parents=True)
     step = MaskProc(str(driver), ("version",), (), "test")

@@ -55,7 +55,7 @@ def document(
 
 
 @RUNTIMES
-def test_mounts_of_the_host_called_so(
+def test_mounts_with_line_ends_in_their_names_are_handled(
     bundle: GpuBundle,
     document: Path,
     installation: Installation,
@@ -94,7 +94,7 @@ def _opens(bundle: Bundle, runtime: str, node: str) -> str:
 
 
 @pytest.mark.parametrize("cut", ["\r", "\u2028"])
-def test_repair_in_a_cgroup_called_like_a_line(
+def test_repair_is_not_misled_by_a_cgroup_name_with_a_line_end(
     bundle: Bundle,
     low_level: tuple[str, Namespace],
     installation: Installation,
@@ -138,7 +138,7 @@ def test_repair_in_a_cgroup_called_like_a_line(
             bundle.call("sh", "-c", f"{back} -type d -exec rmdir {{}} +", "sh", f"{tree}{own}")
 
 
-def test_repair_of_a_container_that_has_left_its_cgroup(
+def test_repair_of_a_container_that_left_its_cgroup_is_refused(
     bundle: Bundle,
     low_level: tuple[str, Namespace],
     installation: Installation,

@@ -162,7 +162,7 @@ def remove(cgroup: Path) -> None:
             path.rmdir()
 
 
-def test_strangers_are_no_containers_of_engines(
+def test_processes_named_like_containers_are_not_counted_as_containers(
     installation: Installation, configs: dict[str, Path], driver: Driver, tmp_path: Path
 ) -> None:
     """They are one container, which is called like the cgroup that the user was given."""

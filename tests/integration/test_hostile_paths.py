@@ -165,7 +165,7 @@ def test_user_files_in_tmp_are_ignored_by_driver_discovery(
 
 @pytest.mark.parametrize("options", ["", ",allow_other"], ids=["refuses", "hangs"])
 @ONE
-def test_a_users_filesystem_in_tmp_isnt_asked(
+def test_a_users_filesystem_in_tmp_is_not_queried(
     bundle: Bundle, installation: Installation, config: Path, machine: Driver, options: str
 ) -> None:
     place = machine.root / "tmp/nvidia-mps"
@@ -276,7 +276,7 @@ HOSTILE = [
 )
 @pytest.mark.parametrize("make", HOSTILE)
 @ONE
-def test_no_other_socket_is_given(
+def test_an_untrusted_socket_is_not_given(
     bundle: Bundle,
     installation: Installation,
     config: Path,
@@ -297,7 +297,7 @@ def test_no_other_socket_is_given(
 
 
 @ONE
-def test_documents_name_no_socket_and_outlive_daemons(
+def test_cdi_specs_name_no_socket_and_work_without_daemons(
     bundle: Bundle, installation: Installation, config: Path, machine: Driver
 ) -> None:
     (machine.root / "tmp/nvidia-mps").mkdir()
@@ -321,7 +321,7 @@ def test_documents_name_no_socket_and_outlive_daemons(
     instead="files = self.inventory.files\nreturn [file.path for file in files]",
 )
 @ONE
-def test_daemons_and_users_end_no_standing_process(
+def test_daemons_and_users_do_not_end_the_prefork_server(
     bundle: Bundle, installation: Installation, machine: Driver, tmp_path: Path
 ) -> None:
     site = Site(bundle, installation, machine, bundle.runtime, tmp_path)
@@ -384,7 +384,7 @@ def nvidia_fs(machine: Driver) -> None:
 
 
 @ONE
-def test_a_feature_that_the_machine_lacks_mounts_nothing(
+def test_a_missing_feature_mounts_no_files(
     bundle: Bundle, installation: Installation, config: Path, udev: Driver
 ) -> None:
     done = started(bundle, installation, config, LOOK, "NVIDIA_GDS=enabled").ok()
@@ -454,7 +454,7 @@ ASK = "MAKER_VISIBLE_DEVICES=all"
 @pytest.mark.protects("mounted-socket", "no folder that is mounted holds a socket")
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @ONE
-def test_a_socket_that_comes_into_a_folder(
+def test_a_socket_that_appears_in_a_folder_is_not_given(
     bundle: Bundle, installation: Installation, config: Path, machine: Driver, mode: str
 ) -> None:
     """Each start looks where daemons have their files: the inventory may be older."""
@@ -481,7 +481,7 @@ def test_a_socket_that_comes_into_a_folder(
     assert "it contains the socket deep/er/socket" in made.stderr
 
 
-def test_how_far_a_folder_is_looked_at(tmp_path: Path) -> None:
+def test_sockets_are_searched_to_a_limited_depth(tmp_path: Path) -> None:
     listening(tmp_path / "1/2/3/socket")
     fd = os.open(tmp_path, os.O_PATH)
     try:

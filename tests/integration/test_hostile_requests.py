@@ -50,7 +50,9 @@ def test_an_annotation_gives_no_more_than_the_mounts(
 @pytest.mark.protects("kinds", "an image names no CDI devices of other makers, nor another pod's")
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
 @ONE
-def test_another_pods_claim(bundle: GpuBundle, driver: Driver, tmp_path: Path, mode: str) -> None:
+def test_a_cdi_claim_of_another_pod_is_refused(
+    bundle: GpuBundle, driver: Driver, tmp_path: Path, mode: str
+) -> None:
     """A CDI spec of a DRA driver for one pod: its folder of the host, and a hook of root's."""
     trace, secret = tmp_path / "trace", tmp_path / "secret"
     secret.write_text("another's")
@@ -104,7 +106,9 @@ def test_another_pods_claim(bundle: GpuBundle, driver: Driver, tmp_path: Path, m
     ids=range(12),
 )
 @ONE
-def test_device_names_that_are_none(bundle: GpuBundle, driver: Driver, request_text: str) -> None:
+def test_invalid_device_names_are_refused(
+    bundle: GpuBundle, driver: Driver, request_text: str
+) -> None:
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={request_text}")
     refused(start(bundle, driver.root))
 
@@ -117,7 +121,9 @@ def test_device_names_that_are_none(bundle: GpuBundle, driver: Driver, request_t
 )
 @pytest.mark.parametrize("channels", ["../../../../etc", "-1", "0/../1", "9" * 4000])
 @ONE
-def test_channels_that_are_none(bundle: GpuBundle, driver: Driver, channels: str) -> None:
+def test_invalid_imex_channels_are_refused(
+    bundle: GpuBundle, driver: Driver, channels: str
+) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_IMEX_CHANNELS={channels}")
     refused(start(bundle, driver.root))
 
@@ -141,7 +147,7 @@ def test_channels_that_are_none(bundle: GpuBundle, driver: Driver, channels: str
     ids=["huge float", "tiny float", "huge integer", "deep", "surrogate and NUL", "doubled key"],
 )
 @RUNTIMES
-def test_strange_json(bundle: GpuBundle, driver: Driver, extra: str) -> None:
+def test_strange_json_is_handled_or_refused(bundle: GpuBundle, driver: Driver, extra: str) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     text = bundle.config.read_text()
     bundle.config.write_text("{" + extra + "," + text.lstrip()[1:])
@@ -157,7 +163,7 @@ def test_strange_json(bundle: GpuBundle, driver: Driver, extra: str) -> None:
     only="bytes_that_are_no_text and runc-host",
 )
 @RUNTIMES
-def test_bytes_that_are_no_text(bundle: GpuBundle, driver: Driver) -> None:
+def test_bytes_that_are_no_text_are_kept(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "STRANGE=@@@")
     bundle.config.write_bytes(bundle.config.read_bytes().replace(b"@@@", b"\xff\xfe\x80"))
     start(bundle, driver.root)
@@ -165,7 +171,9 @@ def test_bytes_that_are_no_text(bundle: GpuBundle, driver: Driver) -> None:
 
 
 @ONE
-def test_a_million_settings(bundle: GpuBundle, driver: Driver, tmp_path: Path) -> None:
+def test_a_million_variables_are_handled_in_time(
+    bundle: GpuBundle, driver: Driver, tmp_path: Path
+) -> None:
     """Low-level runtimes take minutes over so many; we must not be what takes long."""
     config = write_config(tmp_path / "config", driver.root, ["/bin/true"])
     bundle.environ(*[f"A{number}={number}" for number in range(10**6)], "NVIDIA_VISIBLE_DEVICES=0")

@@ -59,7 +59,7 @@ def site(workspace: Path, installation: Installation) -> Iterator[Site]:
 # Processes ----------------------------------------------------------------------------------
 
 
-def test_a_pipe_as_a_strangers_configuration(
+def test_a_pipe_as_another_users_configuration_does_not_hang_doctor(
     site: Site, driver: Driver, configs: dict[str, Path]
 ) -> None:
     pipe = pipe_of_his(site.folder / "his/daemon.json")
@@ -75,7 +75,7 @@ def test_a_pipe_as_a_strangers_configuration(
     assert not [each.pid for each in his if f"dockerd {each.pid}" in done.stdout]
 
 
-def test_a_pipe_below_a_strangers_data_root(site: Site) -> None:
+def test_a_pipe_below_another_users_data_root_does_not_hang_uninstall(site: Site) -> None:
     site.gpuhook("install").ok()
     root = site.folder / "his"
     pipe_of_his(root / "containers/x/hostconfig.json")
@@ -136,7 +136,7 @@ def test_a_user_is_warned_that_the_running_docker_is_of_root(
     ) in done.stderr
 
 
-def test_roots_own_daemon_gets_the_signal(site: Site) -> None:
+def test_a_daemon_of_root_gets_the_reload_signal(site: Site) -> None:
     words = [f"--config-file={site.config}"]
     with pretender(site.folder / "dockerd", *words, way=()) as daemon:
         done = site.gpuhook("install", "--reload").ok()
@@ -144,7 +144,9 @@ def test_roots_own_daemon_gets_the_signal(site: Site) -> None:
         assert daemon.wait(30) == -signal.SIGHUP
 
 
-def test_a_daemon_in_a_chroot_has_files_of_its_own(site: Site, roots: dict[str, Path]) -> None:
+def test_files_of_a_daemon_in_a_chroot_are_found_below_its_root(
+    site: Site, roots: dict[str, Path]
+) -> None:
     """A file that is /usr/bin/gpu-py there, or its socket, isn't ours of that name."""
     root, upper, work = (site.folder / name for name in ("root", "upper", "work"))
     for folder in (root, upper, work):
@@ -179,7 +181,7 @@ while True:
 
 
 @pytest.mark.protects("docker-peer", "other users: who answers for Docker is root")
-def test_a_stranger_on_the_socket_of_roots_docker(
+def test_another_user_on_the_socket_of_roots_docker_is_reported(
     site: Site, driver: Driver, configs: dict[str, Path]
 ) -> None:
     """He is heard no further than to learn who he is."""
@@ -196,7 +198,7 @@ def test_a_stranger_on_the_socket_of_roots_docker(
 # Locks --------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_a_stranger_has_had_since_an_earlier_version(site: Site) -> None:
+def test_an_old_lock_of_another_user_does_not_block_install(site: Site) -> None:
     """The folder was open to all users then."""
     folder = site.folder / "state/engines"
     folder.mkdir(parents=True)
@@ -208,7 +210,7 @@ def test_a_lock_that_a_stranger_has_had_since_an_earlier_version(site: Site) -> 
     assert site.config.read_text() == OLD
 
 
-def test_a_hanging_installation_is_named(site: Site) -> None:
+def test_a_hung_installation_is_named_by_its_process(site: Site) -> None:
     folder = site.folder / "state/engines"
     folder.mkdir(parents=True, mode=0o700)
     (folder / "lock").write_text("4711")
@@ -217,7 +219,7 @@ def test_a_hanging_installation_is_named(site: Site) -> None:
     assert "The process 4711 has been changing the engines' files for more than 20" in done.stderr
 
 
-def test_locks_on_what_is_saved_of_the_machine(site: Site, driver: Driver) -> None:
+def test_locks_of_other_users_do_not_block_the_inventory(site: Site, driver: Driver) -> None:
     """Every user may read the inventory, and so lock its file; the lock is another file."""
     config = write_config(site.folder / "config", driver.root, ["runc"])
     refresh: list[str | Path] = [site.command, "refresh", "--config", config]
@@ -243,7 +245,7 @@ def test_locks_on_what_is_saved_of_the_machine(site: Site, driver: Driver) -> No
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
 @pytest.mark.parametrize("link", ["daemon.json", "docker"])
-def test_a_link_in_a_strangers_home(site: Site, link: str) -> None:
+def test_a_link_in_another_users_home_is_refused(site: Site, link: str) -> None:
     """Root may be asked to install for a user, whose folders are links to root's."""
     home = folder_of_his(site.folder, "home")
     named = home / "docker/daemon.json"
@@ -291,7 +293,7 @@ def test_another_users_link_in_a_world_writable_folder_is_refused(
 @pytest.mark.protects(
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
-def test_a_link_where_other_things_go(site: Site) -> None:
+def test_a_link_out_of_another_users_home_is_refused_for_other_files(site: Site) -> None:
     """The links with NVIDIA's names, and gpuhook's own configuration."""
     home = folder_of_his(site.folder, "home")
     (home / "bin").symlink_to(site.folder)
@@ -307,7 +309,7 @@ def test_a_link_where_other_things_go(site: Site) -> None:
 @pytest.mark.protects(
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
-def test_a_home_that_became_a_strangers_afterwards(site: Site) -> None:
+def test_a_home_that_later_belongs_to_another_user_is_refused(site: Site) -> None:
     """The path that uninstall would write or remove may belong to root by now."""
     home = site.folder / "home"
     named = home / "docker/daemon.json"
@@ -325,7 +327,7 @@ def test_a_home_that_became_a_strangers_afterwards(site: Site) -> None:
 @pytest.mark.protects(
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
-def test_a_state_folder_of_a_strangers(site: Site) -> None:
+def test_a_state_folder_of_another_user_is_refused(site: Site) -> None:
     """Its records would say what root is to write, and where."""
     home = folder_of_his(site.folder, "home")
     site.gpuhook("install").ok()

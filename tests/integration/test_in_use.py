@@ -28,7 +28,7 @@ def site(tmp_path: Path, installation: Installation) -> Site:
     return Site(tmp_path, installation.command)
 
 
-def test_a_running_crio_keeps_its_default_runtime(site: Site) -> None:
+def test_removal_is_refused_while_crio_uses_it_as_default_runtime(site: Site) -> None:
     site.gpuhook("install", "--set-default").ok()
     with pretender(site.folder / "crio", f"--config={site.config}", way=()):
         done = site.gpuhook("uninstall", "--unless-in-use").failed()
@@ -38,7 +38,7 @@ def test_a_running_crio_keeps_its_default_runtime(site: Site) -> None:
     assert not site.drop_in.exists()
 
 
-def test_a_crio_that_has_other_files_or_another_default_does_not_count(site: Site) -> None:
+def test_a_crio_with_other_files_or_another_default_does_not_block_removal(site: Site) -> None:
     with pretender(site.folder / "crio", f"--config={site.config}", way=()):
         site.gpuhook("install").ok()
         site.gpuhook("uninstall", "--unless-in-use").ok()
@@ -47,7 +47,9 @@ def test_a_crio_that_has_other_files_or_another_default_does_not_count(site: Sit
         site.gpuhook("uninstall", "--unless-in-use").ok()
 
 
-def test_a_container_of_crio(site: Site, installation: Installation) -> None:
+def test_removal_is_refused_while_a_crio_container_needs_it(
+    site: Site, installation: Installation
+) -> None:
     """conmon has no folder to look into, but the runtime among its words."""
     words = ["-b", "/bundle", "-c", "0123", "-n", "k8s_main", "-r", str(installation.runtime)]
     with pretender(site.folder / "conmon", *words, way=()):
@@ -56,7 +58,7 @@ def test_a_container_of_crio(site: Site, installation: Installation) -> None:
         assert "Run this first: kubectl drain" in done.stderr
 
 
-def test_a_plain_removal_is_refused_too(site: Site, installation: Installation) -> None:
+def test_a_plain_removal_is_refused_unless_forced(site: Site, installation: Installation) -> None:
     site.gpuhook("install").ok()
     runtime = str(installation.runtime)
     with pretender(site.folder / "conmon", "-n", "pods", "-r", runtime, way=()):

@@ -167,7 +167,7 @@ def fail_each_call(box: Sandbox, operations: list[Operation], driver: Path) -> i
     return failing - 1
 
 
-def test_every_call_can_fail(driver: Path, image: Path) -> None:
+def test_a_failure_of_every_call_is_undone(driver: Path, image: Path) -> None:
     with sandbox(image) as box:
         count = fail_each_call(box, plan(driver), driver)
         assert count > 60, "fewer calls than the plan has steps: are they still recorded?"
@@ -179,7 +179,7 @@ def test_every_call_can_fail(driver: Path, image: Path) -> None:
         assert inside["libcuda.so.1"][-1] == b"libcuda.so.1.2.3"
 
 
-def test_every_call_can_fail_while_a_volume_is_covered(
+def test_a_failure_of_every_call_is_undone_while_a_volume_is_covered(
     driver: Path, image: Path, tmp_path: Path
 ) -> None:
     volume = tmp_path / "etc-of-the-host"
@@ -196,7 +196,7 @@ def test_every_call_can_fail_while_a_volume_is_covered(
     assert contents(volume) == before
 
 
-def test_without_the_journal_something_is_left(driver: Path, image: Path) -> None:
+def test_without_the_journal_a_failure_leaves_changes(driver: Path, image: Path) -> None:
     with sandbox(image) as box:
         before = state(box)
 
@@ -218,7 +218,7 @@ def recorded(box: Sandbox, driver: Path) -> list[str]:
     return recorder.calls
 
 
-def test_the_order_of_the_calls(driver: Path, image: Path) -> None:
+def test_sources_are_cloned_first_and_the_cache_is_changed_last(driver: Path, image: Path) -> None:
     """Sources are cloned on the host, with their flags; the cache is the last to change."""
     with sandbox(image) as box:
         calls = in_child(lambda: recorded(box, driver))

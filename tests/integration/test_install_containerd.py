@@ -139,7 +139,7 @@ def running(site: Site, config: Path, *archives: Path) -> Iterator[Cri]:
         cri.close()
 
 
-def test_install_run_uninstall(
+def test_a_pod_gets_gpus_after_install_and_is_refused_after_uninstall(
     site: Site, driver: Driver, configs: dict[str, Path], archive: Path, pause_archive: Path
 ) -> None:
     before = contents(site.folder)
@@ -192,7 +192,7 @@ def test_default_runtime_gives_gpus_only_to_pods_that_ask(
         assert "nvidia" not in container.exec("busybox", "ls", "/dev").ok().stdout
 
 
-def test_nothing_is_taken_back_while_containerd_needs_it(
+def test_uninstall_is_refused_while_containerd_needs_the_runtime(
     site: Site, configs: dict[str, Path], archive: Path, pause_archive: Path
 ) -> None:
     site.gpuhook("install", "--set-default").ok()
@@ -214,7 +214,7 @@ def test_nothing_is_taken_back_while_containerd_needs_it(
     site.gpuhook("uninstall", "--unless-in-use").ok()
 
 
-def test_a_container_of_ctr_is_in_use(
+def test_uninstall_is_refused_while_a_ctr_container_runs(
     site: Site, configs: dict[str, Path], archive: Path, installation: Installation
 ) -> None:
     with running(site, configs["runc"]):
@@ -230,7 +230,7 @@ def test_a_container_of_ctr_is_in_use(
         wait_until(lambda: site.gpuhook("uninstall", "--unless-in-use").status == 0, "it has ended")
 
 
-def test_containerd_reads_what_was_written(site: Site) -> None:
+def test_containerd_reads_the_new_runtime_and_the_rest_unchanged(site: Site) -> None:
     """The rest of the configuration means what it meant; the new runtime is as runc's."""
     before = site.dump()
     site.gpuhook("install", "--set-default").ok()
@@ -247,7 +247,7 @@ def test_containerd_reads_what_was_written(site: Site) -> None:
     assert after == before
 
 
-def test_configuration_of_version_1(site: Site) -> None:
+def test_a_version_1_configuration_is_edited_and_restored(site: Site) -> None:
     text = OLD.format(folder=site.folder, pause=PAUSE)
     site.config.write_text(text)
     said = site.gpuhook("install", "--set-default").ok().stderr
@@ -263,7 +263,7 @@ def test_configuration_of_version_1(site: Site) -> None:
     assert site.config.read_text() == text
 
 
-def test_no_configuration_at_all(site: Site) -> None:
+def test_install_creates_a_missing_configuration_and_uninstall_removes_it(site: Site) -> None:
     site.config.unlink()
     site.gpuhook("install").ok()
     assert "gpu-py" in site.runtimes()["runtimes"]
@@ -272,7 +272,7 @@ def test_no_configuration_at_all(site: Site) -> None:
 
 
 @pytest.mark.parametrize("stock", [STOCK, STOCK_OLD])
-def test_the_built_in_runtime_still_works(
+def test_the_built_in_runtime_works_after_install(
     site: Site, configs: dict[str, Path], pause_archive: Path, stock: str
 ) -> None:
     """Debian's own file names no runtime; containerd forgets runc as soon as a file names one."""

@@ -90,7 +90,7 @@ def site(daemon: Docker, installation: Installation, tmp_path: Path) -> Site:
     return Site(daemon, config, installation.command, tmp_path / "state")
 
 
-def test_nvidia_ctk_tells_docker(site: Site, names: Path, driver: Driver) -> None:
+def test_nvidia_ctk_configures_docker(site: Site, names: Path, driver: Driver) -> None:
     words = [f"--config={site.config}", f"--state-dir={site.state}", "--runtime=docker"]
     shown = run([names / "nvidia-ctk", "runtime", "configure", *words, "--dry-run"]).ok()
     assert "nvidia" in json.loads(shown.stdout)["runtimes"]
@@ -105,7 +105,9 @@ def test_nvidia_ctk_tells_docker(site: Site, names: Path, driver: Driver) -> Non
     assert site.config.read_text() == ODD_FILE
 
 
-def test_a_running_container_is_completed_by_its_name(site: Site, configs: dict[str, Path]) -> None:
+def test_shell_completion_offers_the_name_of_a_running_container(
+    site: Site, configs: dict[str, Path]
+) -> None:
     site.gpuhook("install", "--reload").ok()
     assert "gpu-py" in site.runtimes()
     name = "gpuhook-completed"
@@ -120,7 +122,9 @@ def test_a_running_container_is_completed_by_its_name(site: Site, configs: dict[
         site.gpuhook("uninstall", "--reload")
 
 
-def test_install_run_uninstall(site: Site, driver: Driver) -> None:
+def test_docker_gives_gpus_after_install_and_refuses_after_uninstall(
+    site: Site, driver: Driver
+) -> None:
     shown = site.gpuhook("install", "--dry-run").ok().stdout
     assert site.config.read_text() == ODD_FILE
     assert '+\t\t"gpu-py": {' in shown.splitlines()
@@ -173,9 +177,7 @@ def test_installing_again_loses_nothing(site: Site) -> None:
     instead="edited = json_text.edited(text, document, change.path)",
 )
 @pytest.mark.parametrize("text", [None, "{}", '{"log-level":  "warn"}\n'])
-def test_a_running_docker_forgets_what_its_file_no_longer_says(
-    site: Site, text: str | None
-) -> None:
+def test_uninstall_removes_the_runtime_from_a_running_docker(site: Site, text: str | None) -> None:
     """By itself dockerd keeps the runtimes and the default that a file doesn't name."""
     site.config.unlink()
     if text is not None:
@@ -209,7 +211,7 @@ def test_install_waits_until_a_slow_docker_has_read_its_config(site: Site) -> No
         site.gpuhook("uninstall", "--reload")
 
 
-def test_a_docker_that_does_not_answer_changes_nothing(site: Site) -> None:
+def test_uninstall_with_an_unresponsive_docker_is_refused(site: Site) -> None:
     site.gpuhook("install", "--set-default", "--reload").ok()
     assert site.default_runtime() == "gpu-py"
     installed = site.config.read_bytes()
@@ -226,7 +228,7 @@ def test_a_docker_that_does_not_answer_changes_nothing(site: Site) -> None:
     assert site.default_runtime() == "runc"
 
 
-def test_a_default_that_the_admin_set_stops_the_removal(site: Site) -> None:
+def test_a_default_set_by_the_administrator_blocks_removal(site: Site) -> None:
     """Without the runtime that it names, dockerd wouldn't even start."""
     site.gpuhook("install").ok()
     changed = site.config.read_text().replace('"runc"', '"gpu-py"')
@@ -238,7 +240,7 @@ def test_a_default_that_the_admin_set_stops_the_removal(site: Site) -> None:
     site.gpuhook("uninstall", "--reload").ok()
 
 
-def test_nothing_is_taken_back_while_a_container_needs_it(site: Site) -> None:
+def test_uninstall_unless_in_use_is_refused_while_a_container_needs_it(site: Site) -> None:
     site.gpuhook("install", "--reload").ok()
     assert "gpu-py" in site.runtimes()
     installed = site.config.read_bytes()
@@ -281,7 +283,7 @@ def test_a_running_container_stops_a_removal_unless_forced(site: Site) -> None:
         site.docker.call("rm", "--force", "bound").ok()
 
 
-def test_a_runtime_with_arguments_is_in_use(site: Site) -> None:
+def test_a_runtime_with_arguments_counts_as_in_use(site: Site) -> None:
     """Docker calls such a one by a script of its own."""
     entry = {"path": str(site.command.with_name("gpu-py")), "runtimeArgs": ["--debug"]}
     site.config.write_text(json.dumps({"runtimes": {"talks": entry}}))
@@ -368,7 +370,7 @@ def registered(site: Site) -> Iterator[Site]:
     ],
 )
 @pytest.mark.parametrize("runtime", ["runc", "gpu-py"])
-def test_gpus_option(
+def test_the_gpus_option_gives_the_named_gpus(
     registered: Site, driver: Driver, gpus: str, indices: list[int], runtime: str
 ) -> None:
     """With runc only the hook works; with gpu-py it is called twice, and works once."""
@@ -440,13 +442,15 @@ def test_requests_of_docker_compose_select_gpus(
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
 
-def test_gpus_option_without_such_a_gpu(registered: Site) -> None:
+def test_the_gpus_option_with_an_unknown_gpu_is_refused(registered: Site) -> None:
     options = ["--gpus", "device=99"]
     done = registered.docker.run(DEBIAN, "true", options=options, runtime="runc").failed()
     assert "This host has no GPU or MIG device '99'" in done.stderr
 
 
-def test_an_old_entry_that_names_nvidia_s_runtime(site: Site, names: Path, driver: Driver) -> None:
+def test_an_old_entry_for_nvidias_runtime_starts_gpu_py(
+    site: Site, names: Path, driver: Driver
+) -> None:
     """An older daemon.json still works: the name leads to gpu-py."""
     path = str(names / "nvidia-container-runtime")
     old = {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}}}

@@ -76,7 +76,9 @@ def gpuhook(installation: Installation, podman_config: Path, tmp_path: Path) -> 
     assert not (tmp_path / "state").exists()
 
 
-def test_runtime_by_name(gpuhook: Installer, storage: Podman, driver: Driver) -> None:
+def test_the_runtime_can_be_named_after_install_and_not_after_uninstall(
+    gpuhook: Installer, storage: Podman, driver: Driver
+) -> None:
     named = dataclasses.replace(storage, runtime=Path("gpu-py"))
     named.run(DEBIAN, "true").failed()
     gpuhook("install").ok()
@@ -106,7 +108,7 @@ def test_containers_that_need_the_runtime_are_named(
     assert "free" not in done.stderr
 
 
-def test_nothing_is_taken_back_while_a_container_needs_it(
+def test_uninstall_unless_in_use_is_refused_while_a_container_needs_it(
     gpuhook: Installer, storage: Podman, installation: Installation
 ) -> None:
     gpuhook("install").ok()
@@ -198,7 +200,7 @@ def test_installing_again_loses_nothing(
 
 
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])
-def test_hook_without_a_runtime(
+def test_the_hook_gives_gpus_without_the_runtime(
     gpuhook: Installer, engine: Podman, driver: Driver, stage: str
 ) -> None:
     gpuhook("install", f"--hook={stage}").ok()
@@ -245,7 +247,9 @@ def test_hook_leaves_other_containers_alone(gpuhook: Installer, engine: Podman, 
 
 
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])
-def test_builds_go_on(gpuhook: Installer, storage: Podman, tmp_path: Path, stage: str) -> None:
+def test_builds_work_with_the_hook_installed(
+    gpuhook: Installer, storage: Podman, tmp_path: Path, stage: str
+) -> None:
     """They read hooks, too, but know no stage precreate."""
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN true\n")
     gpuhook("install", f"--hook={stage}").ok()
@@ -255,7 +259,7 @@ def test_builds_go_on(gpuhook: Installer, storage: Podman, tmp_path: Path, stage
 
 
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])
-def test_hook_that_refuses(gpuhook: Installer, engine: Podman, stage: str) -> None:
+def test_the_hook_refuses_an_unknown_device(gpuhook: Installer, engine: Podman, stage: str) -> None:
     gpuhook("install", f"--hook={stage}").ok()
     done = engine.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
     if engine.shows_errors_of_hooks and stage == "prestart":

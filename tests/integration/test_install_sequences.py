@@ -66,13 +66,13 @@ MACHINES = [
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(installs.systems(), installs.commands("--swarm", "--no-swarm", also=MACHINES))
-def test_every_sequence_ends_as_it_began(
+def test_every_sequence_of_install_and_uninstall_restores_all_files(
     site: Site, texts: dict[str, str], commands: list[list[str]]
 ) -> None:
     site.check(texts, commands)
 
 
-def test_folders_of_one_part_hold_files_of_another(site: Site) -> None:
+def test_uninstall_of_one_part_keeps_files_of_another_in_its_folder(site: Site) -> None:
     """The units of CDI documents lie in a folder that was made for a machine's."""
     docker = ["install", "--engine=docker", "--cdi"]
     site.check({}, [MACHINES[0], docker, ["uninstall", "--engine=nspawn"]])

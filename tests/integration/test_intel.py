@@ -80,7 +80,9 @@ class TestGpus(Contract):
     )
 
     @ONE
-    def test_each_node_has_its_link(self, bundle: Bundle, config: Path, devices: Devices) -> None:
+    def test_each_node_gets_its_by_path_link(
+        self, bundle: Bundle, config: Path, devices: Devices
+    ) -> None:
         for asked, links in (("0", 2), ("9,0-1", 6)):
             bundle.environ(f"{ASK}={asked}")
             bundle.command(*self.case.look)
@@ -123,7 +125,7 @@ class TestNpus(Contract):
     )
 
 
-def test_gpus_and_npus_in_one_container_of_podmans(
+def test_podman_gives_gpus_and_npus_in_one_container(
     installation: Installation, driver: Driver, host: Namespace, workspace: Path, archive: Path
 ) -> None:
     """By documents of both kinds, and by the hook."""

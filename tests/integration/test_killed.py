@@ -101,7 +101,9 @@ def saved(hook: Hook) -> dict[str, tuple[int, int, int, int, bytes]]:
 
 
 @pytest.mark.protects("leftover-file", "temporary files of a killed run are removed")
-def test_a_hook_killed_at_any_moment(hook: Hook, image: Path, tmp_path: Path) -> None:
+def test_a_hook_killed_at_any_moment_leaves_nothing(
+    hook: Hook, image: Path, tmp_path: Path
+) -> None:
     pristine = tmp_path / "pristine"
     run(["cp", "-a", image, pristine]).ok()
     expected = whole(hook, image)
@@ -147,7 +149,7 @@ def killable(
         yield request.param, made
 
 
-def test_a_runtime_killed_at_any_moment(
+def test_a_runtime_killed_at_any_moment_leaves_nothing(
     killable: tuple[str, Bundle],
     installation: Installation,
     configs: dict[str, Path],

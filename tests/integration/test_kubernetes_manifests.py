@@ -46,7 +46,7 @@ def variant(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_kinds(variant: str) -> None:
+def test_each_variant_renders_exactly_the_expected_kinds(variant: str) -> None:
     kinds = [document["kind"] for document in render(variant)]
     runtime = ["RuntimeClass"] if variant in WITH_RUNTIME[:3] else []
     single = ("overlays/mounts", *WITH_UNIT, *METRICS, *LABELS)
@@ -59,7 +59,7 @@ def test_kinds(variant: str) -> None:
     assert sorted(kinds) == sorted([*expected, *claims, *lease])
 
 
-def test_pods_are_told_apart(variant: str) -> None:
+def test_each_daemon_set_selects_only_its_own_pods(variant: str) -> None:
     labels = [each["spec"]["selector"]["matchLabels"] for each in daemon_sets(variant)]
     names = [each["metadata"]["name"] for each in daemon_sets(variant)]
     assert labels == [{"app.kubernetes.io/name": name} for name in names]
@@ -94,7 +94,7 @@ def test_pods_have_minimal_privileges(variant: str) -> None:
             assert "privileged" not in security
 
 
-def test_limits_and_image(variant: str) -> None:
+def test_every_container_has_limits_and_the_released_image(variant: str) -> None:
     for pod in map(pod_of, daemon_sets(variant)):
         assert pod["priorityClassName"] == "system-node-critical"
         for container in containers(pod).values():
@@ -133,7 +133,7 @@ def test_service_monitor_matches_the_service_and_its_pods() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MANIFESTS)))
-def test_every_privilege_and_every_folder_of_the_node_has_its_reason(path: Path) -> None:
+def test_every_privilege_and_host_folder_has_a_comment_with_its_reason(path: Path) -> None:
     """A comment above it or on its line gives the reason; hostPath has it above its name."""
     lines = path.read_text().splitlines()
     for at, line in enumerate(lines):

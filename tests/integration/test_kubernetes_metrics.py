@@ -78,7 +78,7 @@ def host(driver: Driver, tmp_path: Path) -> dict[str, str]:
     return {"/": str(driver.root), RECORDS: f"{tmp_path}/records", FOLDER: f"{tmp_path}/kubelet"}
 
 
-def test_devices_and_pods(kept: Node, driver: Driver, host: dict[str, str]) -> None:
+def test_metrics_name_devices_and_pods(kept: Node, driver: Driver, host: dict[str, str]) -> None:
     gpu = driver.gpus[1].uuid
     given = ("space", "alone", "web", "nvidia.com/gpu", (gpu,))
     document = daemon_set("overlays/metrics", "metrics")
@@ -114,7 +114,9 @@ def certificate(folder: Path) -> None:
     subprocess.run(words, cwd=folder, check=True, capture_output=True)
 
 
-def test_tls_and_a_password(kept: Node, host: dict[str, str], tmp_path: Path) -> None:
+def test_metrics_are_served_only_with_tls_and_the_password(
+    kept: Node, host: dict[str, str], tmp_path: Path
+) -> None:
     """By an overlay and a Secret as the page has them; nothing is served without the Secret."""
     overlay = tmp_path / "overlay"
     overlay.mkdir()

@@ -108,7 +108,9 @@ def check(node: Node) -> None:
     assert "version" in done.stdout
 
 
-def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path]) -> None:
+def test_installed_programs_run_with_an_older_c_library_and_no_python(
+    fresh: Node, releases: dict[str, Path]
+) -> None:
     """With CDI a node gets only programs; they need nothing of its distribution's."""
     fresh.pod(daemon_set("overlays/cdi-pod", "installer"), "installer", options=("--rm",)).ok()
     assert not fresh.path("/etc/containerd/conf.d").exists()
@@ -130,7 +132,7 @@ def test_another_c_library_and_no_python(fresh: Node, releases: dict[str, Path])
     fresh.space.run(*command, python, "-IS", "-c", imports).ok()
 
 
-def test_again_and_by_two_at_once(fresh: Node) -> None:
+def test_repeated_and_concurrent_installs_give_the_same_files(fresh: Node) -> None:
     before = snapshot(fresh)
     assert "restart containerd" in install(fresh, "install", "--restart=none").ok().stdout
     check(fresh)
@@ -149,7 +151,7 @@ def test_again_and_by_two_at_once(fresh: Node) -> None:
     assert snapshot(fresh) == installed
 
 
-def test_killed_at_any_moment(fresh: Node) -> None:
+def test_an_install_killed_at_any_moment_can_be_repeated(fresh: Node) -> None:
     for hundredths in range(0, 120, 30):
         container = fresh.begin(
             daemon_set("base", "installer"), "installer", "install", "--restart=none"
@@ -198,7 +200,7 @@ def newer(kept: Node) -> str:
     return name
 
 
-def test_a_newer_version_and_back(fresh: Node, newer: str) -> None:
+def test_an_upgrade_and_a_downgrade_install_the_named_version(fresh: Node, newer: str) -> None:
     install(fresh, "install", "--restart=none").ok()
     first, files = current(fresh), snapshot(fresh)
     done = install(fresh, "install", "--restart=none", image=newer).ok()
@@ -245,7 +247,7 @@ runtimes = ["runc"]
 """
 
 
-def test_a_pods_own_variable_gives_nothing(
+def test_a_pods_own_variable_selects_gpus_only_where_config_accepts_it(
     fresh: Node, driver: Driver, archive: Path, pause_archive: Path, tmp_path: Path
 ) -> None:
     """On a node that an older base left with settings by hand, and back by its own overlay."""
@@ -287,7 +289,7 @@ def test_a_pods_own_variable_gives_nothing(
         assert settings.read_text() == BY_HAND.format(root=driver.root)
 
 
-def test_a_pod_after_it_and_none_after_its_removal(
+def test_a_pod_starts_after_install_and_the_node_is_restored_by_remove(
     fresh: Node, driver: Driver, archive: Path, pause_archive: Path
 ) -> None:
     fresh.path("/etc/gpuhook/config.toml").write_text(BY_HAND.format(root=driver.root))
@@ -326,7 +328,7 @@ def test_a_pod_after_it_and_none_after_its_removal(
     assert {Path(path).relative_to(fresh.path("/")) for path in new} <= {Path("opt/gpuhook")}
 
 
-def test_the_programs_are_gone_and_the_default_is_ours(
+def test_the_documented_remedy_works_where_the_programs_are_missing(
     fresh: Node, archive: Path, pause_archive: Path
 ) -> None:
     """The page has the remedy: without the programs no pod starts, the installer's neither."""
@@ -385,7 +387,7 @@ def test_removal_waits_only_for_conmon_of_root(fresh: Node, workspace: Path) -> 
     fresh.end(removal).ok()
 
 
-def test_with_the_pod(fresh: Node) -> None:
+def test_remove_at_end_removes_everything_when_the_pod_ends(fresh: Node) -> None:
     """stay --remove-at-end takes everything away when the pod is ended."""
     before = snapshot(fresh)
     options = ("stay", "--remove-at-end", "--restart=none")
@@ -409,7 +411,7 @@ def systemctl(fresh: Node) -> Iterator[Path]:
     fresh.space.run("umount", program).ok()
 
 
-def test_restart_by_systemd(fresh: Node, systemctl: Path) -> None:
+def test_a_restart_by_systemd_needs_privileges(fresh: Node, systemctl: Path) -> None:
     """systemctl runs among the node's files; without the privileges for that, it says so."""
     words = ("install", "--restart=systemd", "--unit=k3s")
     refused = install(fresh, *words).failed()
@@ -437,7 +439,7 @@ exec containerd -c {K3S}/config.toml -a /run/k3s/containerd/containerd.sock \\
     "engines-file",
     "installer: nothing is written to a file that the node's containerd doesn't read",
 )
-def test_a_node_of_k3s(
+def test_a_k3s_node_is_configured_and_restored(
     fresh: Node, driver: Driver, archive: Path, pause_archive: Path, tmp_path: Path
 ) -> None:
     """Its containerd reads a file that k3s writes at each start, of a template and its own."""
@@ -492,7 +494,9 @@ UNIT = Path("/etc/systemd/system/gpuhook-device-plugin.service")
 STARTED = ["daemon-reload", f"enable --quiet {UNIT.name}", f"restart {UNIT.name}"]
 
 
-def test_the_plugin_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path) -> None:
+def test_the_plugins_unit_is_restarted_when_its_inputs_change(
+    fresh: Node, systemctl: Path, newer: str, tmp_path: Path
+) -> None:
     """It is restarted when its inputs change, and never runs together with one in a pod."""
     document = daemon_set("overlays/cdi", "installer")
     unit = fresh.path(UNIT)
@@ -533,7 +537,9 @@ def test_the_plugin_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path
     assert not [*fresh.path("/opt/gpuhook").iterdir()]
 
 
-def test_mps_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path) -> None:
+def test_the_mps_unit_is_restarted_only_for_its_own_settings(
+    fresh: Node, systemctl: Path, newer: str, tmp_path: Path
+) -> None:
     """Only its own settings restart it, because that ends the programs that use it."""
     document = daemon_set("overlays/mps", "installer")
     settings = containers(pod_of(document))["installer"]["env"]
@@ -573,7 +579,9 @@ def test_mps_as_a_unit(fresh: Node, systemctl: Path, newer: str, tmp_path: Path)
     assert not [*fresh.path("/opt/gpuhook").iterdir()]
 
 
-def test_the_engines_plugin_as_a_unit(fresh: Node, systemctl: Path, tmp_path: Path) -> None:
+def test_the_nri_plugin_is_installed_as_a_unit_and_removed(
+    fresh: Node, systemctl: Path, tmp_path: Path
+) -> None:
     """It reads config.toml, whose gate gpu-py obeys; the engine's files stay as they are."""
     document = daemon_set("overlays/nri", "installer")
     host = {"gpuhook-config": str(tmp_path)}
@@ -606,12 +614,14 @@ def test_the_engines_plugin_as_a_unit(fresh: Node, systemctl: Path, tmp_path: Pa
     assert not fresh.path(nri).exists()
 
 
-def test_mps_needs_a_plugin_that_sees_it(fresh: Node) -> None:
+def test_mps_with_a_plugin_in_a_pod_is_refused(fresh: Node) -> None:
     refused = install(fresh, "install", "--mps").failed()
     assert "a plugin in a pod doesn't see the daemon" in refused.stderr
 
 
-def test_a_unit_with_wrong_options(fresh: Node, systemctl: Path, tmp_path: Path) -> None:
+def test_a_unit_with_invalid_options_is_refused(
+    fresh: Node, systemctl: Path, tmp_path: Path
+) -> None:
     (tmp_path / "device-plugin.yaml").write_text("version: v1\nflags: {migStrategy: some}\n")
     host = {"gpuhook-config": str(tmp_path)}
     document = daemon_set("overlays/cdi", "installer")
@@ -620,7 +630,9 @@ def test_a_unit_with_wrong_options(fresh: Node, systemctl: Path, tmp_path: Path)
     assert not fresh.path(UNIT).exists()
 
 
-def test_another_unit_of_that_name(fresh: Node, systemctl: Path) -> None:
+def test_another_unit_of_the_same_name_is_refused_and_unchanged(
+    fresh: Node, systemctl: Path
+) -> None:
     fresh.path(UNIT).write_text("[Unit]\n")
     document = daemon_set("overlays/cdi", "installer")
     for refused in (
@@ -632,7 +644,7 @@ def test_another_unit_of_that_name(fresh: Node, systemctl: Path) -> None:
         assert fresh.path(UNIT).read_text() == "[Unit]\n"
 
 
-def test_no_engine_to_restart(fresh: Node) -> None:
+def test_install_without_an_engine_to_restart_is_refused(fresh: Node) -> None:
     """A process that is no service of the node isn't its engine, whatever it is called."""
     fresh.space.run("cp", "/bin/sleep", "/opt/containerd").ok()
     other = subprocess.Popen(fresh.space.enter("/opt/containerd", "1000"))
@@ -646,7 +658,7 @@ def test_no_engine_to_restart(fresh: Node) -> None:
     assert fresh.path("/opt/gpuhook/restart").exists()  # the next run tries it again
 
 
-def test_the_probe_of_the_plugins_unit(fresh: Node, tmp_path: Path) -> None:
+def test_the_probe_fails_with_a_reason_until_the_plugin_serves(fresh: Node, tmp_path: Path) -> None:
     """The installer's pod is ready only while a plugin serves, and says why it isn't."""
     document = deepcopy(daemon_set("overlays/cdi", "installer"))
     container = containers(pod_of(document))["done"]

@@ -60,7 +60,9 @@ def offered(kept: Node, container: str, kubelet: Kubelet, count: int) -> None:
         raise AssertionError(f"{error}\n{log}") from None
 
 
-def test_the_base(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_the_base_offers_all_gpus_also_after_a_kubelet_restart(
+    kept: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     with plugin(kept, "base", kubelet, {"/": str(driver.root)}) as container:
         offered(kept, container, kubelet, len(driver.gpus))
         assert set(kubelet.devices(GPUS)) == {gpu.uuid for gpu in driver.gpus}
@@ -83,7 +85,7 @@ def test_environment_overlay_passes_devices_by_variable(
         assert answers["mounts"] == []
 
 
-def test_a_config_map_is_the_plugins_too(
+def test_an_invalid_config_map_is_refused_by_the_plugin(
     kept: Node, kubelet: Kubelet, driver: Driver, tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text("disable-require = 3\n")
@@ -94,7 +96,9 @@ def test_a_config_map_is_the_plugins_too(
     assert "/etc/gpuhook/config.toml" in ended.stderr
 
 
-def test_the_kubelets_folder_is_made_again(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_a_recreated_kubelet_folder_ends_the_plugin(
+    kept: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     """A pod has the deleted one mounted, and only a new container gets the new one."""
     document = daemon_set("base", "device-plugin")
     settings = containers(pod_of(document))["device-plugin"]["env"]
@@ -113,14 +117,18 @@ def test_the_kubelets_folder_is_made_again(kept: Node, kubelet: Kubelet, driver:
         kept.podman.call("rm", "--force", "--ignore", container)
 
 
-def test_a_node_without_a_driver(kept: Node, kubelet: Kubelet, tmp_path: Path) -> None:
+def test_on_a_node_without_a_driver_the_plugin_waits(
+    kept: Node, kubelet: Kubelet, tmp_path: Path
+) -> None:
     """It waits, and serves the driver that comes."""
     with plugin(kept, "base", kubelet, {"/": str(tmp_path)}) as container:
         wait_until(lambda: "driver" in kept.podman.call("logs", container).stderr, "it says so")
         assert kubelet.resources() == []
 
 
-def test_mounts(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
+def test_the_mounts_overlay_answers_with_paths_of_the_node(
+    kept: Node, kubelet: Kubelet, driver: Driver
+) -> None:
     """Answers have paths of the node, not those that the plugin sees."""
     with plugin(kept, "overlays/mounts", kubelet, {"/": str(driver.root)}) as container:
         offered(kept, container, kubelet, len(driver.gpus))
@@ -132,7 +140,9 @@ def test_mounts(kept: Node, kubelet: Kubelet, driver: Driver) -> None:
         assert all(each.host == each.container for each in answers["devices"])
 
 
-def test_cdi(kept: Node, kubelet: Kubelet, driver: Driver, tmp_path: Path) -> None:
+def test_the_cdi_overlay_writes_a_spec_with_paths_of_the_node(
+    kept: Node, kubelet: Kubelet, driver: Driver, tmp_path: Path
+) -> None:
     """The document names the hook and the files as the node has them."""
     host = {"/": str(driver.root), "/var/run/cdi": str(tmp_path)}
     with plugin(kept, "overlays/cdi-pod", kubelet, host) as container:

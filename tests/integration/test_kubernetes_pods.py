@@ -165,7 +165,7 @@ def handler(strategy: str) -> str:
 @pytest.mark.parametrize(
     "security", [RESTRICTED, IN_NAMESPACE, BOTH], ids=["restricted", "user-namespace", "both"]
 )
-def test_a_careful_pod(
+def test_restricted_and_user_namespace_pods_get_their_gpus(
     security: Security,
     strategy: str,
     cri: Cri,
@@ -206,7 +206,7 @@ def test_pod_in_a_user_namespace_gets_gpus_and_another_device(
             container.exec("test", "-c", "/dev/fuse").ok()
 
 
-def test_parts_of_a_pod(
+def test_an_init_container_gets_the_pods_gpus_and_a_sidecar_none(
     strategy: str, cri: Cri, workspace: Path, sid: Release, machine: Machine, documents: Path
 ) -> None:
     """An init container has the main one's devices before it; a sidecar has none."""

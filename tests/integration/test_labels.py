@@ -36,7 +36,7 @@ def said(result: Result) -> dict[str, str]:
     return {key.removeprefix("nvidia.com/"): value for key, _, value in pairs}
 
 
-def test_gpus(machine: Callable[..., Driver], labels: Labels) -> None:
+def test_labels_of_whole_gpus_are_complete(machine: Callable[..., Driver], labels: Labels) -> None:
     driver = machine("--gpus", "8", "--set", "model=A100")
     found = said(labels())
     major, minor, revision = driver.version.split(".")
@@ -57,7 +57,9 @@ def test_gpus(machine: Callable[..., Driver], labels: Labels) -> None:
     }
 
 
-def test_shared_gpus(machine: Callable[..., Driver], labels: Labels, tmp_path: Path) -> None:
+def test_labels_name_shared_gpus_and_replicas(
+    machine: Callable[..., Driver], labels: Labels, tmp_path: Path
+) -> None:
     machine("--gpus", "1", "--set", "model=L4")
     file = tmp_path / "plugin.yaml"
     shares = "resources:\n    - {name: nvidia.com/gpu, replicas: 4}"
@@ -78,7 +80,9 @@ def test_shared_gpus(machine: Callable[..., Driver], labels: Labels, tmp_path: P
 MIXED = ("--gpus", "2", "--set", "model=H100", "--set", "mig=0:1g.10gb,1g.10gb,1g.10gb+me")
 
 
-def test_mixed_mig_devices(machine: Callable[..., Driver], labels: Labels) -> None:
+def test_labels_of_mixed_mig_devices_are_per_profile(
+    machine: Callable[..., Driver], labels: Labels
+) -> None:
     machine(*MIXED)
     found = said(labels(MIG_STRATEGY="mixed"))
     assert found["mig.strategy"] == "mixed"
@@ -97,7 +101,9 @@ def test_mixed_mig_devices(machine: Callable[..., Driver], labels: Labels) -> No
     assert not any(key.startswith("mig-") for key in said(labels()))
 
 
-def test_single_mig_devices(machine: Callable[..., Driver], labels: Labels) -> None:
+def test_labels_of_single_mig_devices_replace_the_gpus(
+    machine: Callable[..., Driver], labels: Labels
+) -> None:
     machine("--gpus", "1", "--set", "model=H100", "--set", "mig=0:3g.40gb,3g.40gb")
     found = said(labels(MIG_STRATEGY="single"))
     assert found["gpu.product"] == "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb"
@@ -107,7 +113,9 @@ def test_single_mig_devices(machine: Callable[..., Driver], labels: Labels) -> N
     assert found["gpu.family"] == "hopper"
 
 
-def test_mig_devices_that_are_not_alike(machine: Callable[..., Driver], labels: Labels) -> None:
+def test_different_mig_devices_are_invalid_with_the_single_strategy(
+    machine: Callable[..., Driver], labels: Labels
+) -> None:
     machine(*MIXED)
     found = said(labels(MIG_STRATEGY="single"))
     assert found["gpu.product"] == "NVIDIA-H100-80GB-HBM3-MIG-INVALID"
@@ -164,7 +172,7 @@ MISSING = {"gfd.timestamp", *VGPU}
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_every_name_that_gpu_feature_discovery_has(
+def test_label_names_equal_those_of_gpu_feature_discovery(
     name: str, machine: Callable[..., Driver], labels: Labels
 ) -> None:
     settings, strategy, expected = LISTS[name]
@@ -180,7 +188,7 @@ def test_every_name_that_gpu_feature_discovery_has(
     [("timeSlicing", 10, "time-slicing"), ("mps", 4, "mps"), ("memory", 4, "time-slicing")],
 )
 @pytest.mark.parametrize(("resource", "prefix"), [("gpu", "gpu"), ("mig-1g.10gb", "mig-1g.10gb")])
-def test_how_devices_are_shared(
+def test_labels_name_the_sharing_strategy_and_replicas(
     way: str,
     replicas: int,
     strategy: str,
@@ -203,7 +211,9 @@ def test_how_devices_are_shared(
     assert found[f"{prefix}.replicas"] == str(replicas)
 
 
-def test_a_file(machine: Callable[..., Driver], labels: Labels, tmp_path: Path) -> None:
+def test_the_label_file_is_replaced_only_on_changes_and_removed(
+    machine: Callable[..., Driver], labels: Labels, tmp_path: Path
+) -> None:
     machine("--gpus", "1")
     folder = tmp_path / "features.d"
     file = folder / "gpuhook"
@@ -222,7 +232,7 @@ def test_a_file(machine: Callable[..., Driver], labels: Labels, tmp_path: Path) 
     assert os.listdir(folder) == []
 
 
-def test_a_driver_that_fails_leaves_the_file(
+def test_a_failing_driver_keeps_the_label_file(
     machine: Callable[..., Driver], labels: Labels, tmp_path: Path
 ) -> None:
     driver = machine("--gpus", "1")

@@ -61,7 +61,7 @@ def root(request: pytest.FixtureRequest, roots: dict[str, Path], tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", ["new", "compat", "old"])
-def test_the_loader_finds_the_driver_and_all_else(root: Path, form: str) -> None:
+def test_the_loader_finds_the_driver_and_the_images_libraries(root: Path, form: str) -> None:
     run(["ldconfig", "-r", root, "-c", form]).ok()
     before = found(root)
     assert before["libq.so.1"] == before["libabsent.so.1"] == "-"
@@ -71,7 +71,7 @@ def test_the_loader_finds_the_driver_and_all_else(root: Path, form: str) -> None
     assert found(root) == before | driver
 
 
-def test_the_loader_finds_what_a_full_ldconfig_would_let_it_find(root: Path) -> None:
+def test_the_loader_finds_the_same_as_after_a_full_ldconfig(root: Path) -> None:
     run(["ldconfig", "-r", root]).ok()
     merge(root)
     merged = found(root)
@@ -82,7 +82,9 @@ def test_the_loader_finds_what_a_full_ldconfig_would_let_it_find(root: Path) -> 
     assert found(root) == merged
 
 
-def test_an_image_without_a_cache(roots: dict[str, Path], tmp_path: Path) -> None:
+def test_in_an_image_without_a_cache_the_loader_finds_the_driver(
+    roots: dict[str, Path], tmp_path: Path
+) -> None:
     root = tmp_path / "root"
     make_root(roots["debian"], root)
     try:

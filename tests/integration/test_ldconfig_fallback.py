@@ -65,7 +65,7 @@ def damage(bundle: Bundle, how: str = "text") -> bytes:
 
 
 @pytest.mark.parametrize("how", DAMAGED)
-def test_a_damaged_cache_is_made_anew(bundle: Bundle, configure: Configure, how: str) -> None:
+def test_a_damaged_cache_is_recreated(bundle: Bundle, configure: Configure, how: str) -> None:
     gpuhook = configure()
     before = listed(
         run(["chroot", bundle.root, "ldconfig", "-p"]).ok().stdout.split("\n"), bundle.root
@@ -90,7 +90,7 @@ def shut_in(tmp_path: Path) -> Path:
     return program
 
 
-def test_how_far_it_is_shut_in(bundle: Bundle, configure: Configure, shut_in: Path) -> None:
+def test_ldconfig_runs_confined(bundle: Bundle, configure: Configure, shut_in: Path) -> None:
     damaged = damage(bundle)
     gpuhook = configure(shut_in)
     with nothing_left(bundle.root):
@@ -109,7 +109,7 @@ def own_user_namespace(spec: Spec) -> None:
     spec["linux"].update(uidMappings=mapping, gidMappings=mapping)
 
 
-def test_in_a_user_namespace_it_is_the_containers_root(
+def test_in_a_user_namespace_ldconfig_runs_as_the_containers_root(
     bundle: Bundle, configure: Configure, shut_in: Path
 ) -> None:
     bundle.change(own_user_namespace)
@@ -119,7 +119,9 @@ def test_in_a_user_namespace_it_is_the_containers_root(
     assert f"(uid={MAPPED}/{MAPPED} pid=1 caps=0 " in failed.stderr
 
 
-def test_a_cache_in_a_user_namespace(bundle: Bundle, configure: Configure) -> None:
+def test_a_cache_made_in_a_user_namespace_belongs_to_its_root(
+    bundle: Bundle, configure: Configure
+) -> None:
     bundle.change(own_user_namespace)
     run(["chown", "-hR", f"{MAPPED}:{MAPPED}", bundle.root]).ok()
     damage(bundle)
@@ -150,7 +152,7 @@ def test_nothing_outside_the_image_is_read(
     assert str(outside) not in done.stdout
 
 
-def test_the_images_own_program_is_not_run(bundle: Bundle, configure: Configure) -> None:
+def test_the_images_own_ldconfig_is_not_run(bundle: Bundle, configure: Configure) -> None:
     for name in ("ldconfig", "ldconfig.real"):
         program = bundle.root / "usr/sbin" / name
         program.unlink(missing_ok=True)
@@ -171,7 +173,7 @@ def test_a_hanging_ldconfig_is_ended_after_a_timeout(bundle: Bundle, configure: 
     assert (bundle.root / CACHE).read_bytes() == damaged
 
 
-def test_a_program_that_wants_a_loader_is_refused(bundle: Bundle, configure: Configure) -> None:
+def test_a_dynamically_linked_ldconfig_is_refused(bundle: Bundle, configure: Configure) -> None:
     damage(bundle)
     failed = configure("/usr/bin/env").run(bundle, "true").failed()
     assert "The host's ldconfig /usr/bin/env can't be used: it is not statically" in failed.stderr

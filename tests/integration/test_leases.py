@@ -41,7 +41,7 @@ def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @RUNTIMES
-def test_a_device_has_one_container(place: Place, way: str) -> None:
+def test_an_exclusive_device_is_refused_until_its_container_ends(place: Place, way: str) -> None:
     """It holds the device from create until its process is gone, however that was killed."""
     first, second = place.ask("1", way), place.ask("1", way)
     place.create(first, way).ok()
@@ -68,7 +68,9 @@ def test_a_leased_device_is_refused_to_every_other_injection_way(place: Place, t
 
 
 @ONE
-def test_all_is_refused_where_one_is_held(place: Place, driver: Driver) -> None:
+def test_a_request_for_all_is_refused_while_one_device_is_held(
+    place: Place, driver: Driver
+) -> None:
     first = place.ask("3")
     place.create(first).ok()
     is_held(place, place.create(place.ask("all")), first, "hook")
@@ -81,7 +83,7 @@ def test_all_is_refused_where_one_is_held(place: Place, driver: Driver) -> None:
 
 @ONE
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_a_container_that_is_started_again(place: Place, mode: str) -> None:
+def test_a_restarted_container_gets_its_device_again(place: Place, mode: str) -> None:
     made = place.ask("1", mode)
     for _ in range(3):
         place.create(made, mode).ok()
@@ -91,7 +93,7 @@ def test_a_container_that_is_started_again(place: Place, mode: str) -> None:
 
 
 @ONE
-def test_a_container_that_cannot_be_created_has_nothing(place: Place) -> None:
+def test_a_container_that_cannot_be_created_leaves_no_record(place: Place) -> None:
     """Neither where our own hook fails nor where a later one does."""
     made = place.ask("1")
     made.change(lambda spec: spec.update(hooks={"createRuntime": [{"path": "/bin/false"}]}))
@@ -141,7 +143,7 @@ def test_commands_in_another_pid_namespace_end_no_lease(place: Place) -> None:
 
 
 @ONE
-def test_a_device_that_a_document_alone_describes(place: Place) -> None:
+def test_a_device_described_only_by_a_cdi_spec_is_exclusive(place: Place) -> None:
     document = {
         "cdiVersion": "0.5.0",
         "kind": "maker.example/card",
@@ -204,7 +206,9 @@ def second(place: Place, driver: Driver, request: pytest.FixtureRequest) -> str:
     [*((form, "hook") for form in FORMS), ("renamed", "spec"), ("renamed", "cdi")],
     indirect=["second"],
 )
-def test_a_second_document_with_the_same_node(place: Place, second: str, way: str) -> None:
+def test_a_second_document_with_the_same_node_is_refused(
+    place: Place, second: str, way: str
+) -> None:
     gpu, other = place.ask("1", way), place.ask(second, way)
     place.create(gpu, way).ok()
     is_held(place, place.create(other, way), gpu, way)
@@ -223,7 +227,9 @@ def test_a_second_document_with_the_same_node(place: Place, second: str, way: st
 )
 @ONE
 @pytest.mark.parametrize("second", FORMS, indirect=True)
-def test_a_second_document_that_the_engine_carries_out(place: Place, second: str) -> None:
+def test_a_second_document_that_the_engine_carries_out_is_refused(
+    place: Place, second: str
+) -> None:
     """With ours, whose hook checks all nodes there; and without, if gpu-py starts it."""
     edits = folders.read_folders([str(place.documents)]).devices[second].edits
     first = place.ask("1")
@@ -250,7 +256,7 @@ def test_without_the_setting_devices_are_shared(place: Place) -> None:
 
 
 @ONE
-def test_the_container_has_its_devices(place: Place, driver: Driver) -> None:
+def test_the_lease_hook_of_spec_mode_keeps_the_devices_usable(place: Place, driver: Driver) -> None:
     """The hook that takes a lease in mode spec keeps nothing from it."""
     made = place.ask("4", "spec")
     made.command(*look(driver.minors))
@@ -263,7 +269,7 @@ def test_the_container_has_its_devices(place: Place, driver: Driver) -> None:
 
 
 @ONE
-def test_a_hundred_at_once(place: Place) -> None:
+def test_a_hundred_containers_at_once_get_eight_exclusive_gpus(place: Place) -> None:
     """Eight GPUs, a hundred containers: eight of them get one, and each GPU has one of them."""
     count, gpus = 100, 8
     asking = [place.ask(str(number % gpus)) for number in range(count)]
@@ -308,7 +314,7 @@ def of_podman(
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
-def test_a_refusal_names_the_container_as_list_does(
+def test_a_refusal_names_the_holder_as_list_does(
     engine: str, request: pytest.FixtureRequest, installation: Installation, exclusive: Path
 ) -> None:
     one: Docker | Podman = request.getfixturevalue(f"of_{engine}")

@@ -95,7 +95,9 @@ def kept(bundle: Bundle, installation: Installation, drivers: dict[str, Driver])
 @RUNTIMES
 @pytest.mark.parametrize("after", ["hook", "spec", "cdi"])
 @pytest.mark.parametrize("before", ["hook", "spec", "cdi"])
-def test_a_container_that_is_kept_over_an_upgrade(kept: Machine, before: str, after: str) -> None:
+def test_a_container_kept_over_a_driver_change_gets_the_current_driver(
+    kept: Machine, before: str, after: str
+) -> None:
     assert kept.start("old", before) == sums(kept.drivers["old"])
     assert kept.start("new", after) == sums(kept.drivers["new"])
     assert kept.start("old", before) == sums(kept.drivers["old"]), "and back"
@@ -200,7 +202,7 @@ def test_files_and_links_of_other_vendors_are_unchanged(
 
 
 @ONE
-def test_a_container_that_becomes_an_image(kept: Machine) -> None:
+def test_a_committed_container_gets_the_current_driver(kept: Machine) -> None:
     """As docker commit does: its placeholders are the image's files then."""
     kept.start("old", "hook")
     assert kept.start("new", "hook") == sums(kept.drivers["new"])
@@ -211,7 +213,9 @@ def test_a_container_that_becomes_an_image(kept: Machine) -> None:
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_a_root_folder_is_then_what_it_was(folder: Folder, driver: Driver, left: str) -> None:
+def test_leftovers_in_a_folder_are_replaced_and_restored_by_undo(
+    folder: Folder, driver: Driver, left: str
+) -> None:
     """gpuhook apply replaces what is left, and --undo puts that back."""
     files, links = LEFT[left]
     libs = folder.root / LIBS.lstrip("/")

@@ -94,7 +94,7 @@ def output_of(bundle: Bundle) -> str:
     return (bundle.path / "output").read_text()
 
 
-def test_the_same_life(bundle: GpuBundle) -> None:
+def test_a_container_without_gpus_behaves_the_same_through_its_life(bundle: GpuBundle) -> None:
     bundle.command("sleep", "1000")
     spec = bundle.config.read_bytes()
     alone = path_of(bundle.runtime)  # crun 1.28 names itself as it was called: by its path
@@ -107,7 +107,7 @@ def test_the_same_life(bundle: GpuBundle) -> None:
     assert bundle.config.read_bytes() == spec
 
 
-def test_the_same_statistics(bundle: GpuBundle) -> None:
+def test_statistics_are_the_low_level_runtimes(bundle: GpuBundle) -> None:
     bundle.command("sleep", "1000")
     assert create(bundle, bundle.gpu_py, bundle.env) == 0
     bundle.call(bundle.runtime, "start", bundle.name).ok()
@@ -138,7 +138,9 @@ FAILING = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; exit 3"]}
     ],
 )
 @RUNTIMES
-def test_the_same_refusals(bundle: GpuBundle, mutate: object) -> None:
+def test_errors_in_config_json_are_the_low_level_runtimes(
+    bundle: GpuBundle, mutate: object
+) -> None:
     """The user reads the low-level runtime's own message about a bad config.json."""
     assert callable(mutate)
     bundle.change(mutate)
@@ -158,7 +160,7 @@ def settle(config: Path) -> None:
         os.utime(place, (past, past))
 
 
-def test_another_low_level_runtime_is_configured_meanwhile(
+def test_a_running_container_keeps_its_low_level_runtime(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     """The container goes on with its own, by Python right after the change and without later."""
@@ -182,7 +184,7 @@ def test_another_low_level_runtime_is_configured_meanwhile(
 @pytest.mark.protects("own-runtime-folder", "no user's folder says which runtime has a container")
 @pytest.mark.protects("own-runtime-dir", "no user's folder says so to Python either")
 @ONE
-def test_no_folder_of_another_user_says_whose_a_container_is(
+def test_a_runtime_folder_of_another_user_is_ignored(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     """su leaves a user's XDG_RUNTIME_DIR in root's environment; crun goes there, runc doesn't."""

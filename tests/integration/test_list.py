@@ -96,7 +96,7 @@ def users(answer: dict[str, Any]) -> dict[int, list[str]]:
     return {gpu["index"]: gpu["containers"] for gpu in answer["gpus"] if gpu["containers"]}
 
 
-def test_a_container_of_a_low_level_runtime(
+def test_a_container_of_a_low_level_runtime_is_listed(
     bundle: GpuBundle, installation: Installation, driver: Driver
 ) -> None:
     config = bundle.settings
@@ -124,7 +124,7 @@ def test_a_container_without_gpus_is_not_listed(
 
 
 @ONE
-def test_a_node_made_by_the_container_elsewhere_is_not_taken_for_a_gpu(
+def test_a_node_made_by_the_container_is_not_counted(
     bundle: GpuBundle, installation: Installation
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
@@ -138,7 +138,7 @@ def test_a_node_made_by_the_container_elsewhere_is_not_taken_for_a_gpu(
 
 
 @ONE
-def test_node_that_the_container_has_mounted_itself_is_not_counted(
+def test_a_node_mounted_by_the_container_is_not_counted(
     bundle: GpuBundle, installation: Installation, driver: Driver
 ) -> None:
     theirs = driver.gpus[5].minor
@@ -185,7 +185,7 @@ def test_filesystem_that_does_not_answer_delays_no_command(
 
 
 @pytest.mark.protects("cached-dev", "nor one that lies below an overlay", instead="pass")
-def test_an_overlay_on_one_that_does_not_answer(
+def test_an_overlay_on_a_hung_filesystem_does_not_block_list(
     installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
     """Its mount table says that its root is the kernel's own."""
@@ -276,7 +276,7 @@ def mig_driver(installation: Installation, workspace: Path) -> Driver:
     ("asked", "whole", "parts"), [("0:1", [], [1]), ("0:0,1", [1], [0]), ("0", [0], [])]
 )
 @ONE
-def test_mig_devices(
+def test_mig_devices_are_listed_with_their_containers(
     bundle: GpuBundle,
     mig_driver: Driver,
     workspace: Path,
@@ -296,7 +296,7 @@ def test_mig_devices(
     assert [mig["index"] for mig in migs if bundle.name in mig["containers"]] == parts
 
 
-def test_a_container_of_docker(
+def test_a_container_of_docker_is_listed_until_it_ends(
     docker: Docker, installation: Installation, configs: dict[str, Path], driver: Driver
 ) -> None:
     called = f"list-{uuid.uuid4().hex[:8]}"
@@ -331,7 +331,7 @@ def test_a_container_of_docker(
 
 
 @pytest.mark.parametrize("which", ["podman_runtime", "podman_hook_crun"])
-def test_a_container_of_podman(
+def test_a_container_of_podman_is_listed(
     which: str, request: pytest.FixtureRequest, installation: Installation, configs: dict[str, Path]
 ) -> None:
     podman: Podman = request.getfixturevalue(which)
@@ -388,7 +388,7 @@ def test_a_user_without_root_is_warned_of_unlisted_containers(
         assert run(argv).ok().stderr == ""
 
 
-def test_the_list_needs_a_driver(installation: Installation, tmp_path: Path) -> None:
+def test_without_a_driver_list_is_refused(installation: Installation, tmp_path: Path) -> None:
     config = write_config(tmp_path / "config", tmp_path, ["runc"])
     done = subprocess.run(
         [installation.command, "list", "--config", config], capture_output=True, check=False

@@ -129,7 +129,7 @@ def box(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["privileged", "unprivileged"])
-def test_a_container_has_what_it_asked_for(
+def test_a_container_gets_exactly_the_requested_gpus_until_uninstall(
     box: Box, spaced: Driver, layout: str, is_mapped: bool
 ) -> None:
     if is_mapped:
@@ -168,7 +168,9 @@ def test_without_the_rules_a_node_cannot_be_opened(box: Box) -> None:
     box.uninstall().ok()
 
 
-def test_lines_follow_the_driver(box: Box, spaced: Driver, installation: Installation) -> None:
+def test_lines_are_updated_with_the_driver(
+    box: Box, spaced: Driver, installation: Installation
+) -> None:
     box.install("-e", f"{ASK}=all").ok()
     before = box.file.read_bytes()
     tools = spaced.root / "dev/nvidia-uvm-tools"
@@ -192,7 +194,7 @@ def test_lines_follow_the_driver(box: Box, spaced: Driver, installation: Install
     box.uninstall().ok()
 
 
-def test_devices_of_several_vendors(
+def test_devices_of_several_vendors_are_given_together(
     box: Box, installation: Installation, spaced: Driver, workspace: Path
 ) -> None:
     table = declared_vendors.tables()["maker"]
@@ -223,7 +225,7 @@ def test_devices_of_several_vendors(
         box.uninstall().ok()
 
 
-def test_a_file_of_proxmox(box: Box, spaced: Driver) -> None:
+def test_a_proxmox_file_is_edited_and_restored(box: Box, spaced: Driver) -> None:
     """Proxmox writes LXC's file from it: the lines that begin with lxc., with = for the colon."""
     number = str(os.getpid())
     file = Path(f"/etc/pve/lxc/{number}.conf")  # the session has an /etc of its own
@@ -249,7 +251,9 @@ def test_a_file_of_proxmox(box: Box, spaced: Driver) -> None:
     file.unlink()
 
 
-def test_lines_that_are_printed(box: Box, spaced: Driver, installation: Installation) -> None:
+def test_printed_lines_give_the_requested_gpu(
+    box: Box, spaced: Driver, installation: Installation
+) -> None:
     env = {"GPUHOOK_CONFIG": str(box._config)}
     words: list[str | Path] = [
         installation.command,
@@ -267,7 +271,7 @@ def test_lines_that_are_printed(box: Box, spaced: Driver, installation: Installa
     assert found == lines_of_nvidia_smi(spaced.chosen(1))
 
 
-def test_a_limit_is_refused(box: Box) -> None:
+def test_a_memory_limit_is_refused_and_changes_nothing(box: Box) -> None:
     before = box.file.read_bytes()
     box._config.write_text(f"{box._config.read_text()}[gpuhook.limits]\nrequired = true\n")
     assert "limit" in box.install("-e", f"{ASK}=0").failed().stderr

@@ -203,7 +203,7 @@ def test_the_hook_writes_names_that_the_loader_finds(
 
 
 @RUNTIMES
-def test_the_hook_of_another_runtime_does_so_as_well(
+def test_the_hook_of_another_runtime_writes_names_the_loader_finds(
     place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
     config = Path(config_of(place, distribution)["GPUHOOK_CONFIG"])
@@ -244,7 +244,7 @@ def test_mode_spec_mounts_libraries_where_manifests_name_them(
 
 
 @RUNTIMES
-def test_documents(
+def test_a_cdi_spec_gives_libraries_that_manifests_name(
     place: Bundle, distribution: Driver, installation: Installation, tmp_path: Path
 ) -> None:
     config = Path(config_of(place, distribution)["GPUHOOK_CONFIG"])
@@ -254,7 +254,7 @@ def test_documents(
 
 
 @ONE
-def test_documents_read_by_gpu_py(
+def test_a_cdi_spec_read_by_gpu_py_gives_libraries_that_manifests_name(
     place: Bundle, distribution: Driver, installation: Installation, tmp_path: Path
 ) -> None:
     folders = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{tmp_path}"]'
@@ -280,7 +280,9 @@ def folder(
         yield made
 
 
-def test_root_folders(folder: root_folders.Folder) -> None:
+def test_apply_gives_libraries_that_manifests_name_and_undo_restores(
+    folder: root_folders.Folder,
+) -> None:
     before = root_folders.snapshot(folder)
     words = [word for setting in ASK for word in ("-e", setting)]
     folder.call(*words).ok()
@@ -289,7 +291,7 @@ def test_root_folders(folder: root_folders.Folder) -> None:
     assert root_folders.snapshot(folder) == before
 
 
-def test_lines_of_fstab(folder: root_folders.Folder) -> None:
+def test_fstab_lines_give_libraries_that_manifests_name(folder: root_folders.Folder) -> None:
     words = [word for setting in ASK for word in ("-e", setting)]
     lines = folder.call(*words, "--fstab=-").ok().stdout.splitlines()
     for line in lines:
@@ -395,7 +397,7 @@ def test_nixos_programs_run_in_any_image(
 @NIXOS
 @pytest.mark.usefixtures("nixos_smi")
 @ONE
-def test_nixos_programs_run_by_documents(
+def test_nixos_programs_run_by_a_cdi_spec(
     bundle: Bundle, distribution: Driver, installation: Installation, tmp_path: Path
 ) -> None:
     config = Path(config_of(bundle, distribution)["GPUHOOK_CONFIG"])
@@ -409,7 +411,7 @@ def test_nixos_programs_run_by_documents(
 @pytest.mark.usefixtures("nixos_smi")
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o755, 12345)])
 @ONE
-def test_a_folder_of_others_is_not_mounted_for_a_program(
+def test_a_folder_writable_by_others_is_not_mounted_for_a_program(
     bundle: Bundle, distribution: Driver, installation: Installation, mode: int, owner: int
 ) -> None:
     env = config_of(bundle, distribution)

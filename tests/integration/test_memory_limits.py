@@ -142,7 +142,7 @@ def test_a_container_has_its_limit(place: Place, way: str) -> None:
 
 @ONE
 @pytest.mark.parametrize("way", WAYS)
-def test_an_administrators_limit_needs_no_word_of_the_container(place: Place, way: str) -> None:
+def test_an_administrators_limit_applies_to_every_container(place: Place, way: str) -> None:
     done = place.run(place.made(), way, 'most-device-memory = "8GiB"\n')
     assert told(done) == EIGHT, done
     done = place.run(place.made("GPUHOOK_DEVICE_MEMORY=100%"), way, 'most-device-memory = "8GiB"\n')
@@ -196,7 +196,7 @@ def with_nvidias_hook(place: Place, own: str, *env: str, ids: tuple[str, ...]) -
 
 @RUNTIMES
 @pytest.mark.parametrize("own", ["", 'exclusive = ["nvidia.com/gpu"]\n'])
-def test_nvidias_hook_for_limits(place: Place, own: str) -> None:
+def test_nvidias_limit_hook_sets_the_limit_once(place: Place, own: str) -> None:
     """NVIDIA's specs call it once for each GPU; a second call changes nothing."""
     uuid = place.driver.gpus[0].uuid
     made = with_nvidias_hook(place, own, "NVIDIA_GPU_MEMORY_LIMIT=8192", ids=(uuid, uuid))
@@ -281,7 +281,7 @@ def test_an_invalid_memory_limit_is_refused(place: Place, word: str, why: str) -
 
 @OLD
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
-def test_cgroup_v1_is_refused(place: Place, way: str) -> None:
+def test_a_limit_on_cgroup_v1_is_refused(place: Place, way: str) -> None:
     made = place.bundle()
     made.environ("GPUHOOK_DEVICE_MEMORY=8GiB")
     made.command("echo", "started")
@@ -292,7 +292,7 @@ def test_cgroup_v1_is_refused(place: Place, way: str) -> None:
 
 
 @ONE
-def test_nothing_is_given_without_a_limit_where_one_is_required(place: Place) -> None:
+def test_a_device_without_a_limit_is_refused_where_one_is_required(place: Place) -> None:
     required = "required = true\n"
     for way in ("hook", "engine"):
         done = place.run(place.made(command="echo started"), way, required)
@@ -311,7 +311,9 @@ def test_nothing_is_given_without_a_limit_where_one_is_required(place: Place) ->
     ("limits", "env"),
     [('device-memory = "8GiB"\n', ()), ("", ("GPUHOOK_DEVICE_MEMORY=8GiB",))],
 )
-def test_a_plain_node_brings_the_limit_too(place: Place, limits: str, env: tuple[str, ...]) -> None:
+def test_a_plain_device_node_gets_the_limit_too(
+    place: Place, limits: str, env: tuple[str, ...]
+) -> None:
     """An engine's --device, which names no vendor; the launcher knows the configuration by then."""
     config = place.configured(limits=limits)
     past = time.time() - 10  # as one that nobody has just written
@@ -330,7 +332,7 @@ def test_a_plain_node_brings_the_limit_too(place: Place, limits: str, env: tuple
 
 
 @ONE
-def test_documents_alone_are_refused(place: Place) -> None:
+def test_a_limit_with_a_cdi_spec_alone_is_refused(place: Place) -> None:
     """The document's hook is in the container's cgroup namespace, and can't see its path."""
     config = place.configured()
     document = generate(place.installation, config, place.folder / "cdi")
@@ -373,7 +375,7 @@ def test_a_limit_in_a_cgroup_with_other_processes_is_refused(place: Place, way: 
 
 
 @RUNTIMES
-def test_a_limit_that_was_lost_is_given_back(place: Place) -> None:
+def test_a_lost_limit_is_restored_by_repair(place: Place) -> None:
     config = place.configured()
     made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0", command="sleep 999")
     made.detach(place.installation.runtime, config)
@@ -475,7 +477,7 @@ def test_list_and_stats_show_memory_use_and_limit(place: Place) -> None:
 
 
 @ONE
-def test_a_limit_of_a_document_can_not_be_widened(place: Place) -> None:
+def test_a_limit_of_a_cdi_spec_cannot_be_raised(place: Place) -> None:
     """As a DRA driver's specs for claims: the limit is in a mount, in addition to the device."""
     config = place.configured()
     document = generate(place.installation, config, place.folder / "cdi")
@@ -496,7 +498,7 @@ def test_a_limit_of_a_document_can_not_be_widened(place: Place) -> None:
 
 
 @ONE
-def test_explain_shows_it_with_its_reason(place: Place) -> None:
+def test_explain_shows_a_limit_with_its_reason(place: Place) -> None:
     config = place.configured()
     words = ("explain", "--config", config, "--format", "json", "--bundle")
     made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0")
@@ -527,7 +529,7 @@ MOST = 'most-device-memory = "8GiB"\n'
 
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "engine"])  # by each of our hooks
-def test_a_volume_that_becomes_one_of_cgroups_after_the_look(place: Place, way: str) -> None:
+def test_a_volume_changed_to_cgroups_after_the_check_is_refused(place: Place, way: str) -> None:
     """A user who may change the target of a volume's source does so before it is mounted."""
     harmless, link = place.folder / "harmless", place.folder / "link"
     harmless.mkdir()
@@ -560,7 +562,7 @@ def test_no_container_makes_a_cgroup_below_its_own(place: Place, way: str) -> No
 
 
 @ONE
-def test_cgroups_that_others_cover_count(place: Place) -> None:
+def test_cgroups_covered_by_another_mount_are_refused(place: Place) -> None:
     """As with podman's -v /sys:/sys:ro, where its own of cgroups comes on top.
 
     What covers them in a volume goes elsewhere when somebody who shares it renames a folder.
@@ -578,7 +580,7 @@ def test_cgroups_that_others_cover_count(place: Place) -> None:
 
 
 @ONE
-def test_a_mount_that_comes_to_the_place_of_cgroups_is_looked_at(place: Place) -> None:
+def test_a_mount_at_the_path_of_cgroups_is_checked(place: Place) -> None:
     """Paths in config.json don't say where links lead."""
     out, root, empty = (place.folder / name for name in ("out", "root", "empty"))
     for folder in (out, root, empty / "own"):
@@ -611,7 +613,7 @@ def bound(destination: str, source: Path) -> Spec:
 
 @ONE
 @pytest.mark.parametrize("name", REACHING)
-def test_no_mount_has_a_container_leave_its_cgroup(place: Place, name: str) -> None:
+def test_a_mount_that_lets_a_container_leave_its_cgroup_is_refused(place: Place, name: str) -> None:
     source, options = REACHING[name]
     link = place.folder / "link"
     link.symlink_to("/sys")
@@ -629,7 +631,7 @@ def test_no_mount_has_a_container_leave_its_cgroup(place: Place, name: str) -> N
 )
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
-def test_no_limit_is_set_below_a_cgroup_of_a_users(place: Place, way: str) -> None:
+def test_a_limit_below_a_cgroup_of_another_user_is_refused(place: Place, way: str) -> None:
     """He could move the container's processes out of its own."""
     name = f"gpuhook-{os.getpid()}-{place.folder.name}"
     folder = f"/sys/fs/cgroup/{name}"
@@ -657,7 +659,7 @@ RESTORING = {
 @ONE
 @pytest.mark.parametrize("bundle", ["--bundle=BUNDLE", "--bundle BUNDLE", "-bBUNDLE", ""])
 @pytest.mark.parametrize("name", RESTORING)
-def test_no_checkpoint_is_a_way_around_a_limit_or_a_lease(
+def test_a_checkpoint_restore_with_a_limit_or_a_lease_is_refused(
     place: Place, name: str, bundle: str
 ) -> None:
     """A runtime that restores a container makes a new one, which no hook of ours sees to.

@@ -73,7 +73,7 @@ def engine_of(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_limit_by_an_engine(
+def test_a_limit_is_set_by_every_engine(
     name: str,
     workspace: Path,
     installation: Installation,
@@ -96,7 +96,7 @@ def test_a_limit_by_an_engine(
             stays(engine)
 
 
-def test_an_image_for_which_podman_mounts_cgroups_writable(
+def test_an_image_for_which_podman_makes_cgroups_writable_is_refused(
     workspace: Path, installation: Installation, machine: Driver, archive: Path, entered: Namespace
 ) -> None:
     """As it does for one whose command is /sbin/init, which needn't be what it is called."""

@@ -118,7 +118,7 @@ def shares(kubelet: Kubelet) -> dict[str, Answers]:
     return {number: by_id[f"{uuid}::{number}"] for number in ("0", "1")}
 
 
-def test_a_share_is_a_limit_that_the_neighbour_has_not(cri: Cri, kubelet: Kubelet) -> None:
+def test_a_share_limits_a_pod_and_not_its_neighbour(cri: Cri, kubelet: Kubelet) -> None:
     given = shares(kubelet)
     with cri.pod("gpu-py", "small") as small, cri.pod("gpu-py", "large") as large:
         assert allocated(start(small, DEBIAN, given["0"])) == EIGHT
@@ -134,7 +134,7 @@ WIDER = {
 
 
 @pytest.mark.parametrize("name", WIDER)
-def test_a_pod_that_asks_for_more_gets_nothing_more(cri: Cri, kubelet: Kubelet, name: str) -> None:
+def test_a_pod_cannot_raise_its_limit(cri: Cri, kubelet: Kubelet, name: str) -> None:
     """Its own variables come after the plugin's, as the kubelet has it."""
     answers = shares(kubelet)["0"]
     for setting in WIDER[name]:
@@ -144,14 +144,16 @@ def test_a_pod_that_asks_for_more_gets_nothing_more(cri: Cri, kubelet: Kubelet, 
         assert allocated(start(pod, DEBIAN, answers)) == EIGHT
 
 
-def test_a_pod_that_asks_for_less_gets_less(cri: Cri, kubelet: Kubelet) -> None:
+def test_a_pod_can_lower_its_limit(cri: Cri, kubelet: Kubelet) -> None:
     answers = shares(kubelet)["0"]
     with cri.pod("gpu-py", "less") as pod:
         less = allocated(start(pod, DEBIAN, answers, ("GPUHOOK_DEVICE_MEMORY=4GiB",)))
     assert less == ["CUDA memory: 4096 MiB of 4096 MiB", "CUDA allocated: 4 GiB of 9 GiB"]
 
 
-def test_a_volume_in_the_mounts_place(cri: Cri, kubelet: Kubelet, tmp_path: Path) -> None:
+def test_a_volume_over_the_limit_mount_does_not_lift_the_limit(
+    cri: Cri, kubelet: Kubelet, tmp_path: Path
+) -> None:
     """An engine that mounts a pod's volume over one of two mounts drops the device, too."""
     answers = shares(kubelet)["0"]
     [mount] = answers["mounts"]
@@ -176,7 +178,7 @@ def test_two_shares_of_a_device_add_up(cri: Cri, kubelet: Kubelet) -> None:
         assert found == ["CUDA memory: 24576 MiB of 24576 MiB", *NINE]
 
 
-def test_a_limit_by_a_pods_own_word(
+def test_a_pod_can_set_a_limit_by_its_environment(
     workspace: Path,
     entered: Namespace,
     installation: Installation,
@@ -200,7 +202,7 @@ def test_a_limit_by_a_pods_own_word(
             begin(pod, "GPUHOOK_DEVICE_MEMORY=8G")
 
 
-def test_a_pod_of_the_kai_scheduler(
+def test_annotations_of_the_kai_scheduler_limit_each_container(
     workspace: Path,
     entered: Namespace,
     installation: Installation,

@@ -102,7 +102,9 @@ def test_no_nvml_session_is_kept_without_a_limit(limited: Site) -> None:
 
 @ONE
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_whatever_becomes_of_it_the_limit_is_set(limited: Site, how: signal.Signals) -> None:
+def test_a_limit_is_set_although_the_session_is_killed_or_stopped(
+    limited: Site, how: signal.Signals
+) -> None:
     keeper = keep(limited)
     os.kill(keeper, how)
     seconds(limited)  # which sees that the limit is there

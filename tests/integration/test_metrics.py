@@ -36,7 +36,7 @@ from harness.podman import Podman
 from gpuhook_simulate.vendors.nvidia import report_xid
 
 
-def test_a_container_of_a_low_level_runtime(bundle: GpuBundle, driver: Driver) -> None:
+def test_a_container_of_a_low_level_runtime_has_metrics(bundle: GpuBundle, driver: Driver) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,7")
     bundle.command("sleep", "1000")
     config = bundle.settings
@@ -59,7 +59,7 @@ def test_a_container_of_a_low_level_runtime(bundle: GpuBundle, driver: Driver) -
         )
 
 
-def test_containers_of_docker_and_podman(
+def test_containers_of_docker_and_podman_have_metrics(
     docker: Docker, podman_runtime: Podman, driver: Driver, configs: dict[str, Path]
 ) -> None:
     name = f"metrics-{uuid.uuid4().hex[:8]}"
@@ -105,7 +105,7 @@ def _wait_until_gone(port: int, container: str) -> None:
     wait_until(lambda: not of_container(scrape(port), container), "the container is gone")
 
 
-def test_the_driver_is_let_go_on_sighup_and_held_by_one_child(
+def test_sighup_closes_the_driver_held_by_one_child_process(
     driver: Driver, configs: dict[str, Path]
 ) -> None:
     with exporter(configs["runc"]) as port:
@@ -149,7 +149,7 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def test_a_driver_that_hangs_makes_no_scrape_wait(driver: Driver, configs: dict[str, Path]) -> None:
+def test_a_hung_driver_blocks_no_scrape(driver: Driver, configs: dict[str, Path]) -> None:
     with exporter(configs["runc"]) as port:
         [pid] = listening(port)
         scrape(port)
@@ -166,7 +166,7 @@ def test_a_driver_that_hangs_makes_no_scrape_wait(driver: Driver, configs: dict[
         )
 
 
-def test_a_driver_that_hangs_when_asked_for_its_devices(
+def test_devices_of_a_hung_driver_are_exported_as_incomplete(
     installation: Installation, workspace: Path
 ) -> None:
     folder = workspace / f"hangs-{uuid.uuid4().hex[:8]}"
@@ -195,7 +195,9 @@ def test_a_taken_port_is_refused_and_a_silent_client_blocks_nothing(
             assert scrape(port)
 
 
-def test_a_file_for_node_exporter(driver: Driver, configs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_textfile_for_node_exporter_has_all_gpus(
+    driver: Driver, configs: dict[str, Path], tmp_path: Path
+) -> None:
     file = tmp_path / "gpuhook.prom"
     argv = [*COMMAND, "--textfile", str(file), "--config", str(configs["runc"])]
     subprocess.run(argv, check=True)
@@ -203,7 +205,7 @@ def test_a_file_for_node_exporter(driver: Driver, configs: dict[str, Path], tmp_
     assert [*tmp_path.iterdir()] == [file]
 
 
-def test_without_root(
+def test_without_root_the_metrics_are_written_as_incomplete(
     driver: Driver, configs: dict[str, Path], reachable: Path, workspace: Path
 ) -> None:
     """It reports what it can't see, and the rest; root writes only where no other user may."""

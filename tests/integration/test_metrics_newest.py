@@ -93,7 +93,7 @@ def test_first_scrape_has_utilization_and_later_ones_cover_the_interval(make: ty
         assert share == pytest.approx(0.4 + 0.4 * busy / whole_time, abs=0.05)
 
 
-def test_older_drivers_and_gpus_lack_them_and_nothing_is_missing(make: type) -> None:
+def test_older_drivers_and_gpus_lack_new_values_without_errors(make: type) -> None:
     for options in (
         ["--driver-version=470.57.02", "--mig=0:1g.18gb"],
         ["--model=A100"],
@@ -132,7 +132,7 @@ def test_a_driver_without_events_has_all_other_values(make: type) -> None:
     assert "NVIDIA: errors (XIDs) aren't counted of 0, 1 (Not Supported)." in said
 
 
-def test_errors_of_memory_and_what_the_driver_would_have_done(make: type) -> None:
+def test_memory_errors_and_recovery_actions_are_exported(make: type) -> None:
     here = make("--gpus=2", "--nvlink=pairs")
     well, ill = (gpu.uuid for gpu in here.driver.gpus)
     with exporter(here.config, "--dcgm") as port, using(here.driver, well, 1, GIB, 50):
@@ -227,7 +227,7 @@ def test_gpu_use_of_a_slurm_job_outside_containers_is_reported(
         assert jobs == {gpu.uuid: "41" if gpu.uuid == device else "" for gpu in driver.gpus}
 
 
-def test_containers_of_slurms_jobs_that_have_no_cgroup(
+def test_containers_of_slurm_jobs_without_a_cgroup_are_assigned_to_the_job(
     driver: Driver, configs: dict[str, Path], roots: dict[str, Path], slurm: Path
 ) -> None:
     """Tasks of all jobs are called alike, and no job has another's device."""
@@ -253,7 +253,9 @@ def test_containers_of_slurms_jobs_that_have_no_cgroup(
         wait_until(lambda: assigned() == expected, "each job has its device")
 
 
-def test_a_container_in_which_systemd_moves_processes(bundle: GpuBundle, driver: Driver) -> None:
+def test_processes_moved_by_systemd_count_for_their_container(
+    bundle: GpuBundle, driver: Driver
+) -> None:
     """Processes below the container's recorded cgroup are its own, wherever its first one is."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command("sleep", "1000")

@@ -88,7 +88,7 @@ def assigned_pods(samples: Samples) -> set[str]:
     return {labels["pod"] for each, labels, _ in samples if each == name}
 
 
-def test_processes_on_mig_devices_of_a_pod(node: Node) -> None:
+def test_processes_on_mig_devices_count_for_their_pod(node: Node) -> None:
     first, second = node.migs
     wanted = f"NVIDIA_VISIBLE_DEVICES={first},{second}"
     with node.pod("gpu-py", wanted) as container, exporter(node.config) as port:

@@ -143,7 +143,7 @@ def test_every_panel_and_variable_has_data(scene: Scene) -> None:
     assert missing == {}
 
 
-def test_values_are_the_simulators(scene: Scene) -> None:
+def test_metric_values_equal_the_simulators(scene: Scene) -> None:
     used, pod = scene.driver.gpus[0].uuid, f'container_id="{scene.pod.name}"'
     memory = "gpuhook_container_gpu_memory_used_bytes"
     assert value(scene, f'{memory}{{{pod},pod="train",namespace="team"}}') == 2 * GIB

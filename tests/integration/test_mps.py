@@ -90,7 +90,7 @@ def test_containers_share_a_gpu(site: Site) -> None:
 
 @NEWEST
 @ONE
-def test_a_container_without_mps_is_as_it_was(site: Site) -> None:
+def test_a_container_without_a_shared_gpu_is_unchanged(site: Site) -> None:
     site.mps("start").ok()
     other = site.ask("2", command=f"env; ls {PLACE}")
     site.start(other)
@@ -100,7 +100,7 @@ def test_a_container_without_mps_is_as_it_was(site: Site) -> None:
 
 
 @ONE
-def test_the_compute_mode_is_set_and_set_back(site: Site) -> None:
+def test_the_compute_mode_is_set_by_start_and_restored_by_stop(site: Site) -> None:
     site.mps("start").ok()
     assert site.modes() == [EXCLUSIVE_PROCESS, EXCLUSIVE_PROCESS, DEFAULT]
     site.mps("stop").ok()
@@ -131,7 +131,7 @@ def test_user_mounts_in_shared_memory_do_not_prevent_mps_stop(site: Site) -> Non
     "mps-first-mode", "MPS: a GPU gets its first compute mode back", only="575 and after_a_kill"
 )
 @ONE
-def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
+def test_the_compute_mode_is_restored_after_a_kill(site: Site) -> None:
     """Also where a mode that isn't the default was there before, and after two kills."""
     (site.driver.root / "simulate/compute").write_text("1 2\n")
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_the_compute_mode_is_set_back_after_a_kill(site: Site) -> None:
 )
 @NEWEST
 @ONE
-def test_a_gpu_that_is_lost_keeps_no_other_in_its_mode(site: Site) -> None:
+def test_a_lost_gpu_does_not_prevent_restoring_other_compute_modes(site: Site) -> None:
     site.mps("start").ok()
     simulate_command = (site.installation.command, "simulate", site.driver.root)
     run([*simulate_command, "--lost", "0"]).ok()
@@ -200,7 +200,7 @@ def test_a_gpu_in_mig_mode_is_not_shared(site: Site) -> None:
 
 
 @ONE
-def test_the_service_starts_a_daemon_again(site: Site) -> None:
+def test_the_service_replaces_a_dead_or_hung_daemon(site: Site) -> None:
     """Also one that hangs; and it ends what it started."""
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
     words: list[str | Path] = [site.installation.command, "mps", "serve", "--interval", "0.2"]
@@ -223,7 +223,7 @@ def test_the_service_starts_a_daemon_again(site: Site) -> None:
 
 
 @ONE
-def test_starts_that_are_killed_leave_nothing_that_stop_does_not_find(site: Site) -> None:
+def test_killed_starts_are_completed_or_undone_by_the_next_command(site: Site) -> None:
     """Wherever they are by then: before the mode, between mode and daemon, after that."""
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
     words: list[str | Path] = [site.installation.command, "mps", "start"]
@@ -274,7 +274,9 @@ keep.Keeper(load(), print).start()
 )
 @ONE
 @pytest.mark.parametrize("moment", ["started", "set-up"])
-def test_a_start_that_is_killed_before_all_limits_are_set(site: Site, moment: str) -> None:
+def test_a_start_killed_before_all_limits_are_set_is_completed_by_the_next(
+    site: Site, moment: str
+) -> None:
     """No container begins meanwhile, and what comes next sets them."""
     site.change("active-thread-percentage = 40\n", "")  # for which the daemon could be asked
     program = site.installation.command.parent / "python"
@@ -298,7 +300,7 @@ def test_a_start_that_is_killed_before_all_limits_are_set(site: Site, moment: st
 @pytest.mark.parametrize(
     "machine", [version for version in LIMITS if version < "615"], indirect=True
 )
-def test_a_client_that_comes_before_the_limits(site: Site) -> None:
+def test_a_client_before_the_limits_are_set_stops_the_start(site: Site) -> None:
     """A container of the daemon before has its folder still, and has the daemon start a server."""
     site.mps("start").ok()
     program = f"while :; do timeout 0.2 {CUDA_PROBE} --context; done"
@@ -385,7 +387,7 @@ def test_a_daemon_that_has_only_begun_is_ended(site: Site, tmp_path: Path) -> No
 
 @NEWEST
 @ONE
-def test_a_device_that_is_shared_no_more_gets_its_mode_back(site: Site) -> None:
+def test_the_mode_of_a_device_no_longer_shared_is_restored(site: Site) -> None:
     site.mps("start").ok()
     site.change('devices = "0,1"', 'devices = "0"')
     site.mps("start").ok()
@@ -399,7 +401,7 @@ def test_a_device_that_is_shared_no_more_gets_its_mode_back(site: Site) -> None:
     only="575 and without_a_daemon",
 )
 @ONE
-def test_a_container_is_no_client_without_a_daemon(site: Site) -> None:
+def test_a_container_is_refused_without_a_daemon(site: Site) -> None:
     assert "no control daemon of MPS is running" in site.refusal("0")
     site.mps("start").ok()
     site.kill()
@@ -416,7 +418,7 @@ def test_a_container_is_no_client_without_a_daemon(site: Site) -> None:
     "mps-claim", "MPS: a place whose container has ended is free", only="575 and no_more_containers"
 )
 @ONE
-def test_no_more_containers_than_the_administrator_allows(site: Site) -> None:
+def test_no_more_containers_than_allowed_share_a_gpu(site: Site) -> None:
     site.mps("start").ok()
     first, _ = site.client("0"), site.client("0")
     assert "GPU 0 is shared by 2 containers" in site.refusal("0")
@@ -469,7 +471,7 @@ def test_variables_widen_no_limit(site: Site) -> None:
     only="575 and hostile and runc-host",
 )
 @RUNTIMES
-def test_a_hostile_client(site: Site) -> None:
+def test_a_hostile_client_reaches_no_socket_and_no_other_namespace(site: Site) -> None:
     """It replaces no socket of the daemon's, and reaches no other namespace."""
     site.mps("start").ok()
     first = site.client("0")
@@ -487,7 +489,7 @@ def test_a_hostile_client(site: Site) -> None:
 
 
 @ONE
-def test_an_image_or_a_volume_in_the_folders_place(site: Site) -> None:
+def test_a_mount_or_link_at_the_mps_folder_does_not_prevent_a_client(site: Site) -> None:
     """A mount at the place is mounted over, and a link there leads nowhere else."""
     site.mps("start").ok()
     covered = site.ask("0")
@@ -523,7 +525,7 @@ def test_mode_spec_is_refused(site: Site) -> None:
 
 @NEWEST
 @ONE
-def test_shared_and_other_devices_do_not_mix(site: Site) -> None:
+def test_shared_and_unshared_devices_together_are_refused(site: Site) -> None:
     site.mps("start").ok()
     assert "GPU 2 isn't among the devices that MPS serves" in site.refusal("0,2")
 
@@ -543,7 +545,7 @@ def test_a_folder_that_others_may_change_is_not_given(site: Site) -> None:
 
 
 @ONE
-def test_explain_says_what_a_client_gets(site: Site) -> None:
+def test_explain_shows_the_operations_for_a_client(site: Site) -> None:
     site.mps("start").ok()
     asked = ("--gpus", "device=0", "--format", "json")
     env = {"GPUHOOK_CONFIG": str(site.config)}
@@ -572,7 +574,7 @@ def podmans(site: Site, podman_config: Path) -> Iterator[None]:
 
 
 @ONE
-def test_containers_of_docker(
+def test_docker_containers_share_a_gpu_up_to_the_allowed_number(
     site: Site, workspace: Path, host: Namespace, archive: Path, tmp_path: Path
 ) -> None:
     """Several at a time; their names are in the status, and what they say for themselves."""
@@ -599,7 +601,7 @@ def test_containers_of_docker(
 
 
 @ONE
-def test_containers_of_podman(
+def test_podman_containers_get_the_limits_of_clients(
     site: Site, workspace: Path, host: Namespace, archive: Path, podmans: None
 ) -> None:
     site.mps("start").ok()
@@ -622,7 +624,7 @@ def test_containers_of_podman(
         ("sizes: [20, 20], unlimited: true", 3, None, None),
     ],
 )
-def test_pods(
+def test_pods_get_their_shares_limited_by_the_configuration(
     site: Site,
     workspace: Path,
     tmp_path: Path,
@@ -664,7 +666,7 @@ def test_pods(
 
 
 @ONE
-def test_the_doctor_and_the_metrics_say_so(site: Site, tmp_path: Path) -> None:
+def test_doctor_and_metrics_report_the_daemons_state(site: Site, tmp_path: Path) -> None:
     env = {"GPUHOOK_CONFIG": str(site.config)}
     file = tmp_path / "gpus.prom"
 
@@ -687,7 +689,7 @@ def test_the_doctor_and_the_metrics_say_so(site: Site, tmp_path: Path) -> None:
 @NEWEST
 @RUNTIMES
 @pytest.mark.parametrize("capabilities", ["graphics", "utility", "graphics,utility,display"])
-def test_a_client_by_any_capability(site: Site, capabilities: str) -> None:
+def test_a_client_is_counted_with_any_capability(site: Site, capabilities: str) -> None:
     """The device is shared, so its container has the limits, is counted, or isn't started."""
     env = f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"
     assert "no control daemon of MPS is running" in site.refusal("0", env)
@@ -702,7 +704,9 @@ def test_a_client_by_any_capability(site: Site, capabilities: str) -> None:
 @NEWEST
 @ONE
 @pytest.mark.parametrize("path", ["/dev/nvidia{}", "/dev/card", ""])
-def test_a_node_that_the_engine_gives(site: Site, path: str, tmp_path: Path) -> None:
+def test_a_node_of_a_shared_gpu_given_by_the_engine_is_refused(
+    site: Site, path: str, tmp_path: Path
+) -> None:
     """As by --device: gpu-py sees it, whatever the node is called and without a variable.
 
     So it does where a node by another name is a volume ("").
@@ -734,7 +738,7 @@ def test_a_node_that_the_engine_gives(site: Site, path: str, tmp_path: Path) -> 
 
 @NEWEST
 @ONE
-def test_other_ways_to_a_shared_gpu(site: Site) -> None:
+def test_a_shared_gpu_is_refused_to_the_hook_alone_and_left_out_of_specs(site: Site) -> None:
     """A hook without gpu-py sets no variable, and documents say nothing of MPS."""
     site.mps("start").ok()
     made = site.ask("0", "NVIDIA_DRIVER_CAPABILITIES=graphics", command="true")

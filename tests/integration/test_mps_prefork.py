@@ -72,7 +72,7 @@ def stand(site: Site) -> None:
 
 
 @ONE
-def test_a_client_is_served(clients: Site) -> None:
+def test_an_mps_client_is_served_by_the_prefork_server(clients: Site) -> None:
     mps(clients, "start").ok()
     stand(clients)
     before = clients.server
@@ -83,7 +83,7 @@ def test_a_client_is_served(clients: Site) -> None:
 
 
 @ONE
-def test_a_daemon_that_has_ended_or_come_back_is_noticed(clients: Site) -> None:
+def test_a_stopped_or_restarted_daemon_is_noticed(clients: Site) -> None:
     mps(clients, "start").ok()
     stand(clients)
     before = clients.server
@@ -98,7 +98,7 @@ def test_a_daemon_that_has_ended_or_come_back_is_noticed(clients: Site) -> None:
 
 
 @ONE
-def test_a_change_of_the_settings_counts_from_the_next_start_of_the_daemon(clients: Site) -> None:
+def test_changed_settings_apply_from_the_next_start_of_the_daemon(clients: Site) -> None:
     mps(clients, "start").ok()
     stand(clients)
     before = clients.processes

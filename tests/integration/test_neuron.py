@@ -63,7 +63,7 @@ class TestNeuron(Contract):
     )
 
     @ONE
-    def test_a_node_that_is_another_device(
+    def test_a_node_with_wrong_numbers_is_refused(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         """It is believed by its numbers, which the driver says."""

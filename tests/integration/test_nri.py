@@ -43,7 +43,7 @@ def inside(node: Node, *env: str, command: tuple[str, ...] = ("true",), **pod: o
     return node.inside(*env, command=command, **pod)  # type: ignore[arg-type]
 
 
-def test_exactly_the_gpus_that_are_asked_for(node: Node, driver: Driver) -> None:
+def test_a_container_gets_exactly_the_requested_gpus(node: Node, driver: Driver) -> None:
     with node.plugin():
         env = "NVIDIA_VISIBLE_DEVICES=1,4"
         found = seen(inside(node, env, command=look(driver.minors)))
@@ -54,7 +54,7 @@ def test_exactly_the_gpus_that_are_asked_for(node: Node, driver: Driver) -> None
     }
 
 
-def test_programs_and_libraries(node: Node, driver: Driver) -> None:
+def test_programs_and_libraries_of_the_driver_work(node: Node, driver: Driver) -> None:
     gpus = driver.chosen(3, 5)
     asked = ",".join(gpu.uuid for gpu in gpus)
     with node.plugin():
@@ -64,7 +64,7 @@ def test_programs_and_libraries(node: Node, driver: Driver) -> None:
     assert said[:3] == [*lines_of_nvidia_smi(gpus), "CUDA devices: 2"]
 
 
-def test_a_memory_limit_in_a_pods_annotations(node: Node) -> None:
+def test_a_memory_limit_in_pod_annotations_sets_the_variable(node: Node) -> None:
     """Runtimes and hooks read the variables; engines don't pass a pod's annotations to them."""
     given = {"nvidia.com/container.main.gpu-memory.limit": "8Gi"}
     with node.plugin():
@@ -77,7 +77,9 @@ def test_a_memory_limit_in_a_pods_annotations(node: Node) -> None:
         inside(node, annotations={**given, "nvidia.com/container.main.gpu-memory.request": "1 Gi"})
 
 
-def test_a_pod_of_the_kai_scheduler(node: Node, driver: Driver) -> None:
+def test_a_pod_of_the_kai_scheduler_gets_its_gpu_and_limit_variable(
+    node: Node, driver: Driver
+) -> None:
     """It names GPUs as NVIDIA's plugin does, and its annotations are limits of each container."""
     gpu = driver.gpus[3]
     asked = f"NVIDIA_VISIBLE_DEVICES=k8s.device-plugin.nvidia.com/gpu={gpu.uuid}"
@@ -92,7 +94,7 @@ def test_a_pod_of_the_kai_scheduler(node: Node, driver: Driver) -> None:
             inside(node, asked, annotations=given)
 
 
-def test_raised_limits(node: Node) -> None:
+def test_limits_are_raised_only_for_containers_with_devices(node: Node) -> None:
     """Only of containers with devices: one that asks for none keeps its engine's."""
     had = node.system.config.read_text()
     shm = "df -k /dev/shm | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2"
@@ -110,14 +112,14 @@ def test_raised_limits(node: Node) -> None:
         node.system.config.write_text(had)
 
 
-def test_a_container_that_asks_for_nothing(node: Node, driver: Driver) -> None:
+def test_a_container_without_a_request_gets_no_gpus(node: Node, driver: Driver) -> None:
     with node.plugin():
         found = seen(inside(node, command=look(driver.minors)))
     assert found.nodes == {}
     assert {*found.by_hand.values()} == {"EPERM"}
 
 
-def test_another_user(node: Node, driver: Driver) -> None:
+def test_an_unprivileged_user_gets_the_requested_gpu(node: Node, driver: Driver) -> None:
     with node.plugin():
         env = "NVIDIA_VISIBLE_DEVICES=0"
         security = Security(user=1000, restricted=True)
@@ -125,7 +127,7 @@ def test_another_user(node: Node, driver: Driver) -> None:
     assert found.gpu_minors == {driver.gpus[0].minor}
 
 
-def test_an_unknown_capability(node: Node, driver: Driver) -> None:
+def test_an_unknown_capability_is_a_warning(node: Node, driver: Driver) -> None:
     """It is a warning, as at a start by gpu-py."""
     with node.plugin():
         env = ("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=magic")
@@ -139,7 +141,7 @@ def test_an_unknown_gpu_is_refused(node: Node) -> None:
         inside(node, "NVIDIA_VISIBLE_DEVICES=99")
 
 
-def test_a_hostile_pod(node: Node, driver: Driver) -> None:
+def test_long_or_odd_values_in_a_pod_affect_no_other_pod(node: Node, driver: Driver) -> None:
     """Long or odd values in a pod don't keep other pods from their devices."""
     many = [f"V{number}={'x' * 60_000}" for number in range(20)]
     odd = ["A=\x1b[2J\n", "=", "NVIDIA_VISIBLE_DEVICES=0"]
@@ -155,7 +157,7 @@ def test_a_hostile_pod(node: Node, driver: Driver) -> None:
         assert node.log.read_text().count("Serves") == 1  # it was never dropped
 
 
-def test_a_slow_pod_is_an_answer(node: Node, driver: Driver) -> None:
+def test_a_slow_pod_is_refused_in_time(node: Node, driver: Driver) -> None:
     """Else the engine would drop the plugin after two seconds, and the gate with it."""
     gpu = driver.gpus[3]
     slow = [f"NVIDIA_REQUIRE_X{k}=" + f"arch<0.{k} " * 12_000 + "arch>=1" for k in range(14)]
@@ -173,7 +175,9 @@ def test_a_slow_pod_is_an_answer(node: Node, driver: Driver) -> None:
             assert node.log.read_text().count("Serves") == 1  # it was never dropped
 
 
-def test_killed_and_started_again(node: Node, driver: Driver) -> None:
+def test_a_killed_plugin_gives_no_gpus_until_it_is_started_again(
+    node: Node, driver: Driver
+) -> None:
     """A plugin that is gone means containers without GPUs, and the engine takes a new one."""
     process = node.start()
     process.kill()
@@ -184,13 +188,15 @@ def test_killed_and_started_again(node: Node, driver: Driver) -> None:
         assert seen(inside(node, env, command=look())).gpu_minors == {driver.gpus[2].minor}
 
 
-def test_told_to_stop(node: Node) -> None:
+def test_sigterm_stops_the_plugin(node: Node) -> None:
     process = node.start()
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
 
 
-def test_synchronized_with_what_runs(node: Node, driver: Driver) -> None:
+def test_running_containers_are_unchanged_when_the_plugin_starts(
+    node: Node, driver: Driver
+) -> None:
     """Containers that run when it comes are told of, and stay as they are."""
     with node.cri.pod("") as pod:
         old = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=1"])
@@ -201,7 +207,7 @@ def test_synchronized_with_what_runs(node: Node, driver: Driver) -> None:
             assert found.gpu_minors == {driver.gpus[1].minor}
 
 
-def test_the_time_it_takes(node: Node) -> None:
+def test_the_plugin_answers_in_time(node: Node) -> None:
     with node.plugin():
         for _ in range(4):
             inside(node, "NVIDIA_VISIBLE_DEVICES=all")
@@ -220,7 +226,7 @@ def test_cdi_device_names_give_gpus_only_with_containerd_2(node: Node, driver: D
     assert found.gpu_minors == ({gpu.minor for gpu in driver.chosen(1, 4)} if takes else set())
 
 
-def test_the_gate(node: Node, driver: Driver) -> None:
+def test_the_gate_gives_only_gpus_allocated_by_the_kubelet(node: Node, driver: Driver) -> None:
     gpu = driver.gpus[3]
     with tempfile.TemporaryDirectory(dir=node.folder) as folder:
         socket = Path(folder) / "kubelet.sock"
@@ -236,7 +242,7 @@ def test_the_gate(node: Node, driver: Driver) -> None:
             assert seen(inside(node, env, command=look(), title="b")).gpu_minors == set()
 
 
-def test_the_engine_is_restarted(node: Node, driver: Driver) -> None:
+def test_the_plugin_reconnects_to_a_restarted_engine(node: Node, driver: Driver) -> None:
     """The plugin connects again by itself. The last test: the others' engine ends here."""
     engine, env = node.engine, "NVIDIA_VISIBLE_DEVICES=2"
     assert engine.pid is not None

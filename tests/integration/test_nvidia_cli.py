@@ -48,7 +48,7 @@ def cli(folder: Path, driver: Driver, configs: dict[str, Path]) -> Caller:
     return Caller(folder / PROGRAM, driver, configs["runc"])
 
 
-def test_info(cli: Caller, driver: Driver) -> None:
+def test_info_prints_every_gpu(cli: Caller, driver: Driver) -> None:
     lines = cli("info").ok().stdout.splitlines()
     assert lines[0] == f"NVRM version:   {driver.version}"
     assert lines[1].startswith("CUDA version:   ")
@@ -70,7 +70,7 @@ def test_info(cli: Caller, driver: Driver) -> None:
         assert values[4] == gpu.uuid
 
 
-def test_info_as_csv(cli: Caller, driver: Driver) -> None:
+def test_info_as_csv_prints_every_gpu(cli: Caller, driver: Driver) -> None:
     lines = cli("info", "--csv").ok().stdout.splitlines()
     assert lines[0] == "NVRM version,CUDA version"
     assert lines[1].startswith(f"{driver.version},")
@@ -83,7 +83,9 @@ def test_info_as_csv(cli: Caller, driver: Driver) -> None:
 @pytest.mark.parametrize(
     "words", [["-d", "1,3", "-li"], ["--dev=1", "--device", "3", "--libr", "-i"]]
 )
-def test_list(cli: Caller, driver: Driver, words: list[str]) -> None:
+def test_list_prints_the_files_of_the_named_devices(
+    cli: Caller, driver: Driver, words: list[str]
+) -> None:
     paths = cli("list", *words).ok().stdout.splitlines()
     nodes = [path for path in paths if path.startswith("/dev/")]
     assert nodes[-2:] == [f"/dev/nvidia{gpu.minor}" for gpu in driver.chosen(1, 3)]
@@ -98,7 +100,7 @@ def test_list(cli: Caller, driver: Driver, words: list[str]) -> None:
     )
 
 
-def test_list_of_everything(cli: Caller, driver: Driver) -> None:
+def test_list_without_options_prints_everything(cli: Caller, driver: Driver) -> None:
     paths = cli("list").ok().stdout.splitlines()
     assert {f"/dev/nvidia{gpu.minor}" for gpu in driver.gpus} <= set(paths)
     assert "/usr/bin/nvidia-smi" in paths
@@ -125,7 +127,7 @@ def test_list_of_everything(cli: Caller, driver: Driver) -> None:
         (["--unknown", "info"], "unrecognized option '--unknown'"),
     ],
 )
-def test_errors(cli: Caller, words: list[str], message: str) -> None:
+def test_errors_are_printed_with_status_1(cli: Caller, words: list[str], message: str) -> None:
     done = cli(*words)
     assert done.status == 1
     assert done.stdout == ""
@@ -134,13 +136,15 @@ def test_errors(cli: Caller, words: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-?"], ["info", "--usage"], ["list", "-V"]])
-def test_help(cli: Caller, words: list[str]) -> None:
+def test_help_and_version_are_printed_to_standard_output(cli: Caller, words: list[str]) -> None:
     done = cli(*words).ok()
     assert done.stdout
     assert done.stderr == ""
 
 
-def test_a_driver_root_that_is_not_there(folder: Path, configs: dict[str, Path]) -> None:
+def test_a_missing_driver_root_is_an_initialization_error(
+    folder: Path, configs: dict[str, Path]
+) -> None:
     env = {"GPUHOOK_CONFIG": str(configs["runc"])}
     for root in ("/no/such/folder", ""):
         done = run([folder / PROGRAM, "-r", root, "info"], env=env)
@@ -169,7 +173,7 @@ def hooked(bundle: Bundle, cli: Caller, driver: Driver, configs: dict[str, Path]
     return bundle
 
 
-def test_configure_from_a_hook(
+def test_configure_from_a_hook_gives_the_requested_gpus(
     hooked: Bundle, low_level: tuple[str, object], driver: Driver
 ) -> None:
     hooked.command(*look(driver.minors))
@@ -183,7 +187,7 @@ def test_configure_from_a_hook(
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
 
-def test_configure_in_our_own_namespace(
+def test_configure_without_a_process_gives_the_gpu_in_its_namespace(
     cli: Caller, roots: dict[str, Path], driver: Driver, tmp_path: Path
 ) -> None:
     """As Apptainer and enroot call it: without a process, in the namespace they made."""
@@ -205,7 +209,7 @@ def test_configure_in_our_own_namespace(
 
 
 @pytest.mark.parametrize("volume", ["volume", "session/volume"])
-def test_configure_makes_nothing_in_a_volume(
+def test_configure_with_a_volume_at_the_library_folder_is_refused(
     cli: Caller, roots: dict[str, Path], driver: Driver, tmp_path: Path, volume: str
 ) -> None:
     """Of the machine's, or of the filesystem that the root is mounted on and the caller has, too.
@@ -234,7 +238,9 @@ def test_configure_makes_nothing_in_a_volume(
     assert done.stdout == "status 1\n"
 
 
-def test_configure_for_a_process_like_us(cli: Caller, tmp_path: Path) -> None:
+def test_configure_for_a_process_in_our_mount_namespace_is_refused(
+    cli: Caller, tmp_path: Path
+) -> None:
     """A process that shares our mount namespace is no container."""
     pid = f"--pid={os.getpid()}"
     done = cli("configure", pid, "--device=0", "--no-cgroups", str(tmp_path)).failed()
@@ -263,7 +269,7 @@ def ctr(
     (CDI / "nvidia.com-gpu.yaml").unlink(missing_ok=True)
 
 
-def test_gpus_option_of_ctr(ctr: Containerd, driver: Driver) -> None:
+def test_the_gpus_option_of_ctr_gives_the_named_gpus(ctr: Containerd, driver: Driver) -> None:
     options = ["--gpus=0"]
     inside = seen(ctr.run(DEBIAN, *look(driver.minors), options=options))
     assert inside.gpu_minors == {driver.gpus[0].minor}
@@ -271,7 +277,7 @@ def test_gpus_option_of_ctr(ctr: Containerd, driver: Driver) -> None:
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
 
 
-def test_gpus_option_of_ctr_without_such_a_gpu(ctr: Containerd) -> None:
+def test_the_gpus_option_of_ctr_with_an_unknown_gpu_is_refused(ctr: Containerd) -> None:
     done = ctr.run(DEBIAN, "true", options=["--gpus=99"]).failed()
     why = "devices nvidia.com/gpu=99" if ctr.takes_cdi else "99: unknown device"
     assert why in json.dumps(done.stderr)

@@ -69,7 +69,7 @@ def ctk(program: Path, config: Path, machine: Driver) -> Caller:
     return Caller(program, config, machine.root)
 
 
-def test_documents_are_those_of_gpuhook(
+def test_generated_specs_equal_those_of_gpuhook(
     ctk: Caller, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
     document = generate(installation, config, tmp_path / "ours", "--kind=nvidia.com/gpu")
@@ -83,7 +83,7 @@ def test_documents_are_those_of_gpuhook(
     assert json.loads(Path(path).read_text())["kind"] == "nvidia.com/gpu"
 
 
-def test_documents_with_the_options_of_scripts(
+def test_specs_are_generated_with_the_options_that_scripts_use(
     ctk: Caller, installation: Installation, machine: Driver, tmp_path: Path
 ) -> None:
     hook = tmp_path / "nvidia-cdi-hook"
@@ -106,7 +106,7 @@ def test_documents_with_the_options_of_scripts(
     assert listed.stderr == ""
 
 
-def test_documents_of_some_devices(ctk: Caller) -> None:
+def test_specs_are_generated_for_the_named_devices(ctk: Caller) -> None:
     done = ctk("cdi", "generate", "--device-id=1", "--device-name-strategy=index").ok()
     names = [each["name"] for each in yaml.safe_load(done.stdout)["devices"]]
     assert names == ["1", "all"]
@@ -131,13 +131,15 @@ def test_nvidias_variable_names_the_configuration(
     assert "H100" in run([installation.command, "info"], env=env).ok().stdout
 
 
-def test_another_hook_is_not_called(ctk: Caller, installation: Installation) -> None:
+def test_a_hook_path_of_another_program_is_ignored_with_a_warning(
+    ctk: Caller, installation: Installation
+) -> None:
     done = ctk("cdi", "generate", "--nvidia-cdi-hook-path=/usr/bin/true").ok()
     assert "warning: /usr/bin/true isn't a link to gpuhook-cdi-hook" in done.stderr
     assert f"{installation.bin}/gpuhook-cdi-hook" in done.stdout
 
 
-def test_links_to_the_nodes_that_are_there(ctk: Caller, tmp_path: Path) -> None:
+def test_links_are_made_to_existing_nodes(ctk: Caller, tmp_path: Path) -> None:
     words = ["system", "create-dev-char-symlinks", f"--dev-char-path={tmp_path}/char"]
     done = ctk.in_kernel(*words, "--dry-run").ok()
     assert "would link" in done.stderr
@@ -151,7 +153,7 @@ def test_links_to_the_nodes_that_are_there(ctk: Caller, tmp_path: Path) -> None:
     assert again.stderr == ""
 
 
-def test_links_lead_to_their_numbers(ctk: Caller, machine: Driver) -> None:
+def test_links_are_named_by_the_numbers_of_their_nodes(ctk: Caller, machine: Driver) -> None:
     """In /dev/char itself, as systemd looks for them."""
     ctk.in_kernel("system", "create-dev-char-symlinks").ok()
     folder = machine.root / "dev/char"
@@ -161,7 +163,9 @@ def test_links_lead_to_their_numbers(ctk: Caller, machine: Driver) -> None:
         assert link.name == f"{os.major(device)}:{os.minor(device)}"
 
 
-def test_links_for_all_that_there_can_be(ctk: Caller, machine: Driver, tmp_path: Path) -> None:
+def test_links_are_made_for_all_possible_nodes(
+    ctk: Caller, machine: Driver, tmp_path: Path
+) -> None:
     words = [f"--dev-char-path={tmp_path}", "--create-all", "--create-device-nodes"]
     ctk.in_kernel("system", "create-dev-char-symlinks", *words).ok()
     links = {os.path.basename(os.readlink(path)) for path in tmp_path.iterdir()}
@@ -170,7 +174,7 @@ def test_links_for_all_that_there_can_be(ctk: Caller, machine: Driver, tmp_path:
     assert len(caps) > len([*(machine.root / "dev/nvidia-caps").iterdir()])
 
 
-def test_control_nodes(ctk: Caller, machine: Driver, tmp_path: Path) -> None:
+def test_control_nodes_are_created(ctk: Caller, machine: Driver, tmp_path: Path) -> None:
     words = ["system", "create-device-nodes", f"--dev-root={tmp_path}", "--control-devices"]
     ctk.in_kernel(*words, "--dry-run").ok()
     assert not (tmp_path / "dev").exists()
@@ -183,7 +187,7 @@ def test_control_nodes(ctk: Caller, machine: Driver, tmp_path: Path) -> None:
     assert ctk.in_kernel(*words).ok().stderr == ""
 
 
-def test_modules_that_can_not_be_loaded(ctk: Caller) -> None:
+def test_a_failed_module_load_is_an_error(ctk: Caller) -> None:
     words = ["system", "create-device-nodes", "--load-kernel-modules", "--root=/nonexistent"]
     done = ctk(*words).failed()
     assert done.status == 1
@@ -191,7 +195,7 @@ def test_modules_that_can_not_be_loaded(ctk: Caller) -> None:
 
 
 @pytest.mark.protects("ctk-modprobe", "root loads no modules by another user's program")
-def test_no_modules_are_loaded_by_another_users_program(ctk: Caller, tmp_path: Path) -> None:
+def test_a_modprobe_owned_by_another_user_is_not_run(ctk: Caller, tmp_path: Path) -> None:
     program = tmp_path / "sbin/modprobe"
     program.parent.mkdir()
     shutil.copy2("/bin/busybox", tmp_path / "sbin/sh")

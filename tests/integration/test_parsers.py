@@ -123,7 +123,7 @@ def readers(request: pytest.FixtureRequest, probe: Probe) -> Iterator[Readers]:
         yield Readers(real, probe)
 
 
-def test_every_option_in_every_spelling(readers: Readers) -> None:
+def test_every_option_in_every_spelling_is_read_as_by_the_runtime(readers: Readers) -> None:
     systematic = list(readers.lines.systematic())
     readers.check(argv for _, argv in systematic)
     accepted = {name for name, argv in systematic if readers.creates(argv)}
@@ -135,7 +135,7 @@ def test_every_option_in_every_spelling(readers: Readers) -> None:
 UNREAD = TELLING | {"criu", "program-name", "HANG"}
 
 
-def test_every_option_as_engines_write_it(readers: Readers) -> None:
+def test_options_as_engines_write_them_are_not_unclear(readers: Readers) -> None:
     """Options in the usual spelling are read, and aren't reported as unclear."""
     lines = readers.lines
     unread = set()
@@ -150,7 +150,7 @@ def test_every_option_as_engines_write_it(readers: Readers) -> None:
     assert unread <= UNREAD
 
 
-def test_random_command_lines(readers: Readers) -> None:
+def test_random_command_lines_are_read_as_by_the_runtime(readers: Readers) -> None:
     lines = readers.lines
     argvs = [lines.some() for _ in range(COUNT)]
     readers.check(argvs)
@@ -160,7 +160,7 @@ def test_random_command_lines(readers: Readers) -> None:
     assert len(clear) > 50, "and many of those as engines write them"
 
 
-def test_the_low_level_runtime_gets_the_same_words(
+def test_the_low_level_runtime_gets_the_same_arguments(
     readers: Readers, installation: Installation, tmp_path: Path
 ) -> None:
     """Whatever gpu-py makes of a command line, no word is lost; or it says what stops it."""

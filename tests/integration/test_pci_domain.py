@@ -45,7 +45,9 @@ def links(domain: str, stdout: str) -> bool:
 
 
 @RUNTIMES
-def test_a_container(bundle: Bundle, installation: Installation, far: tuple[str, Driver]) -> None:
+def test_a_container_gets_gpus_of_a_high_pci_domain(
+    bundle: Bundle, installation: Installation, far: tuple[str, Driver]
+) -> None:
     domain, driver = far
     config = write_config(bundle.path / "etc", driver.root, [bundle.runtime])
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1", ALL)
@@ -55,7 +57,7 @@ def test_a_container(bundle: Bundle, installation: Installation, far: tuple[str,
 
 
 @RUNTIMES
-def test_a_container_by_a_document(
+def test_a_cdi_spec_gives_gpus_of_a_high_pci_domain(
     bundle: Bundle, installation: Installation, far: tuple[str, Driver]
 ) -> None:
     domain, driver = far

@@ -80,7 +80,7 @@ def disk(installation: Installation, workspace: Path, tmp_path: Path) -> Iterato
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 0])
-def test_install(disk: Disk, number: int) -> None:
+def test_an_install_interrupted_by_a_power_cut_leaves_valid_files(disk: Disk, number: int) -> None:
     daemon, old = disk.root / DAEMON, '{"debug": true}'
     daemon.write_text(old)
     words = ("--engine=docker", f"--prefix={disk.root}")
@@ -98,7 +98,9 @@ def test_install(disk: Disk, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 0])
-def test_a_document(disk: Disk, number: int, installation: Installation, tmp_path: Path) -> None:
+def test_a_cdi_spec_is_old_or_new_after_a_power_cut(
+    disk: Disk, number: int, installation: Installation, tmp_path: Path
+) -> None:
     driver, document = tmp_path / "driver", disk.root / DOCUMENT
     simulate(installation, driver, "--gpus=1")
     config = write_config(tmp_path / "config", driver, ["runc"])

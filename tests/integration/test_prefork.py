@@ -46,7 +46,7 @@ def test_next_container_is_served(site: Site) -> None:
 
 
 @RUNTIMES
-def test_container_that_is_run_to_its_end_is_served_too(site: Site) -> None:
+def test_a_container_run_to_its_end_is_served(site: Site) -> None:
     """But leaves no server running: crun waits for all processes started below it."""
     env = {"GPUHOOK_CONFIG": str(site.config)}
     before = time.monotonic()
@@ -75,7 +75,7 @@ def test_container_without_gpus_is_not_edited(site: Site) -> None:
 
 
 @ONE
-def test_bad_request_is_refused_as_ever(site: Site) -> None:
+def test_a_bad_request_is_refused_with_the_usual_message(site: Site) -> None:
     plain = site.plain
     site.plain = plain.replace(b"VISIBLE_DEVICES=0,2", b"VISIBLE_DEVICES=0,99")
     before = site.run().failed()
@@ -90,7 +90,9 @@ def test_bad_request_is_refused_as_ever(site: Site) -> None:
 
 @ONE
 @pytest.mark.parametrize("ids", [(), ("one", "two")], ids=["no id", "two ids"])
-def test_command_line_that_the_runtime_refuses(site: Site, ids: tuple[str, ...]) -> None:
+def test_a_command_line_that_the_runtime_refuses_edits_no_config_json(
+    site: Site, ids: tuple[str, ...]
+) -> None:
     site.stand()
     site.bundle.config.write_bytes(site.plain)
     env = {"GPUHOOK_CONFIG": str(site.config)}
@@ -117,7 +119,7 @@ def test_the_hook_alone_leaves_no_server(site: Site, low_level: tuple[str, Names
 
 
 @ONE
-def test_nothing_is_left_after_the_idle_time(site: Site) -> None:
+def test_an_idle_prefork_server_ends_and_leaves_nothing(site: Site) -> None:
     site.configure("standby = 1.5")
     site.stand()
     wait_until(site.is_gone, "nothing is left")
@@ -128,7 +130,9 @@ def test_nothing_is_left_after_the_idle_time(site: Site) -> None:
 
 
 @ONE
-def test_the_runtime_makes_what_every_user_may_read(site: Site, tmp_path: Path) -> None:
+def test_the_runtime_runs_with_umask_022_for_gpu_containers_only(
+    site: Site, tmp_path: Path
+) -> None:
     """For a container that gets GPUs, whatever umask the engine has."""
     runtime = tmp_path / "runc"
     told = tmp_path / "umask"
@@ -215,7 +219,7 @@ def test_prefork_server_has_default_priority_limits_and_signals(site: Site) -> N
     only="32_bits and runc-host",
 )
 @RUNTIMES
-def test_the_personality_of_32_bits(site: Site) -> None:
+def test_the_personality_of_32_bits_does_not_hide_the_gpus(site: Site) -> None:
     """Libraries go where the container's loader finds them, whether its caller's or another's."""
     site.bundle.config.write_bytes(site.plain)
     site.bundle.command("nvidia-smi", "-L")
@@ -267,7 +271,7 @@ def test_prefork_server_memory_stays_below_its_limit(site: Site) -> None:
 
 
 @ONE
-def test_child_imports_nothing(own: Site, tmp_path: Path) -> None:
+def test_a_hook_worker_imports_nothing(own: Site, tmp_path: Path) -> None:
     """Whatever the container asks for: all that it needs is there before."""
 
     def is_served() -> bool:
@@ -322,7 +326,7 @@ def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> Non
     wait_until(is_served, "a container is served")
 
 
-def test_no_prefork_server_below_conmon(podman_runtime: Podman, driver: Driver) -> None:
+def test_no_prefork_server_is_left_below_conmon(podman_runtime: Podman, driver: Driver) -> None:
     """It waits for all that comes out of a container's start, before it tidies up."""
     env = ["NVIDIA_VISIBLE_DEVICES=0,2"]
     inside = seen(podman_runtime.run(image("debian"), *look(driver.minors), env=env))
@@ -367,7 +371,7 @@ def servers_of(engine: Engine) -> dict[int, int]:
     also=("also-namespaces", ""),
 )
 @ONE
-def test_two_mount_namespaces(site: Site) -> None:
+def test_each_mount_namespace_has_its_own_prefork_server(site: Site) -> None:
     """Each has its own, and neither uses the other's."""
     site.stand()
     site.works("unshare", "-m", "--propagation", "unchanged")
@@ -379,7 +383,7 @@ def test_two_mount_namespaces(site: Site) -> None:
 
 @pytest.mark.protects("also-namespaces", "the prefork server has the launcher's own root")
 @ONE
-def test_another_root(site: Site, tmp_path: Path) -> None:
+def test_a_caller_in_another_root_is_not_served(site: Site, tmp_path: Path) -> None:
     """Its paths may be other files, and then those of other containers were edited."""
     root = tmp_path / "root"
     root.mkdir()
@@ -396,7 +400,9 @@ def test_another_root(site: Site, tmp_path: Path) -> None:
 
 
 @ONE
-def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
+def test_each_configuration_has_its_own_prefork_server(
+    site: Site, driver: Driver, tmp_path: Path
+) -> None:
     site.stand()
     first = site.standing
     runtime = re.search(r'runtimes = \["(.*)"\]', site.config.read_text())
@@ -416,7 +422,7 @@ def test_two_configurations(site: Site, driver: Driver, tmp_path: Path) -> None:
     "own-installation", "the prefork server is of the launcher's own installation"
 )
 @ONE
-def test_two_installations(site: Site, tmp_path: Path) -> None:
+def test_each_installation_has_its_own_prefork_server(site: Site, tmp_path: Path) -> None:
     """The launcher is part of what is proved: another one's process is not asked."""
     site.stand()
     other = copied(site.installation, tmp_path / "other").runtime
@@ -447,7 +453,7 @@ sys.exit(sum(call.wait() != 0 for call in calls))
 
 
 @ONE
-def test_many_at_once(
+def test_concurrent_starts_are_served_by_different_workers(
     site: Site, driver: Driver, low_level: tuple[str, Namespace], tmp_path: Path
 ) -> None:
     """No two launchers are served by one child. The low-level runtime makes none of the many."""

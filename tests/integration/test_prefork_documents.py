@@ -120,7 +120,7 @@ def mounts(result: Result) -> list[str]:
 
 
 @pytest.mark.parametrize("volume", ["", "/usr/share"])
-def test_the_helper_mounts_what_the_runtime_would(place: Place, volume: str) -> None:
+def test_the_worker_makes_the_same_mounts_as_the_runtime(place: Place, volume: str) -> None:
     """The same files in the same places and ways; the runtime does where a volume is in the way."""
     place.by_gpu_py()
     site, bundle = place.site, place.site.bundle
@@ -144,7 +144,7 @@ def test_the_helper_mounts_what_the_runtime_would(place: Place, volume: str) -> 
     assert found[0] == found[1]
 
 
-def test_the_hook_mounts_it_where_the_helper_is_gone(place: Place) -> None:
+def test_the_hook_makes_the_mounts_where_the_worker_is_gone(place: Place) -> None:
     """The files that the worker was to mount are in the hook's arguments."""
     place.by_gpu_py()
     site = place.site
@@ -160,7 +160,7 @@ def test_the_hook_mounts_it_where_the_helper_is_gone(place: Place) -> None:
 
 
 @ONE
-def test_a_document_that_changes(place: Place) -> None:
+def test_a_changed_spec_applies_to_the_next_container(place: Place) -> None:
     """The process has read it, and follows: the next container gets what it says now."""
     place.by_gpu_py()
     place.stand()
@@ -174,7 +174,7 @@ def test_a_document_that_changes(place: Place) -> None:
 
 
 @ONE
-def test_a_bundle_that_is_started_again(place: Place) -> None:
+def test_a_restarted_bundle_is_served_again(place: Place) -> None:
     """Words for the helper of its first start are in its config.json, and lead nowhere."""
     place.by_gpu_py()
     place.stand()
@@ -196,7 +196,7 @@ def test_a_bundle_that_is_started_again(place: Place) -> None:
     "hooks-runtime", "a document's hook is answered in the engine's own namespaces"
 )
 @ONE
-def test_an_engine_in_another_mount_namespace(place: Place) -> None:
+def test_an_engine_in_another_mount_namespace_is_not_served(place: Place) -> None:
     """Its bundle, its driver may be others there: the hook does its work by itself."""
     place.by_engine()
     place.stand()
@@ -208,7 +208,7 @@ def test_an_engine_in_another_mount_namespace(place: Place) -> None:
     "asking-hook", "a document's hook is answered that waits for it", instead="if False:"
 )
 @ONE
-def test_a_question_for_another_process(place: Place) -> None:
+def test_a_request_for_another_process_is_refused(place: Place) -> None:
     """An answer goes to the process that waits for it, or nothing is done."""
     place.by_engine()
     place.stand()
@@ -229,7 +229,7 @@ def test_a_question_for_another_process(place: Place) -> None:
 
 
 @ONE
-def test_killed_in_the_midst(place: Place) -> None:
+def test_a_killed_worker_refuses_the_container_with_a_reason(place: Place) -> None:
     """The container isn't started, and the log says why."""
     place.by_engine()
     place.stand()
@@ -250,7 +250,7 @@ def test_killed_in_the_midst(place: Place) -> None:
 
 
 @ONE
-def test_a_container_outlives_what_stood_ready(place: Place, tmp_path: Path) -> None:
+def test_a_container_outlives_a_killed_prefork_server(place: Place, tmp_path: Path) -> None:
     def end(server: int) -> None:
         os.kill(server, signal.SIGKILL)
 

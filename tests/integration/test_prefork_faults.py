@@ -41,7 +41,7 @@ KILLS = int(os.environ.get("GPUHOOK_TEST_KILLS", "30"))
 
 @pytest.mark.parametrize("which", ["server", "watcher"])
 @ONE
-def test_killed(site: Site, which: str) -> None:
+def test_a_killed_server_or_watcher_is_replaced(site: Site, which: str) -> None:
     site.stand()
     before = site.processes
     os.kill(site.server if which == "server" else parent_of(site.server), signal.SIGKILL)
@@ -54,11 +54,11 @@ def test_killed(site: Site, which: str) -> None:
     "sigkill",
     "the kernel kills who is stopped",
     instead="event = bytes(8) + (14).to_bytes(4, sys.byteorder) + bytes(52)",
-    only="test_stopped and both and runc-host",
+    only="test_stopped_processes_are_replaced and both and runc-host",
 )
 @pytest.mark.parametrize("which", ["server", "watcher", "both"])
 @ONE
-def test_stopped(site: Site, which: str) -> None:
+def test_stopped_processes_are_replaced(site: Site, which: str) -> None:
     """They are never resumed: no start waits, and others replace them."""
     site.stand()
     before = site.processes
@@ -74,7 +74,7 @@ def test_stopped(site: Site, which: str) -> None:
 
 @pytest.mark.protects("server-running", "the launcher asks no server that is stopped or held")
 @ONE
-def test_held_by_a_debugger_that_is_stopped(site: Site, tmp_path: Path) -> None:
+def test_a_server_held_by_a_stopped_debugger_is_bypassed(site: Site, tmp_path: Path) -> None:
     """Not even the kernel ends it then, and a requester would wait for the debugger."""
     site.stand()
     server, log = site.server, tmp_path / "strace"
@@ -93,7 +93,7 @@ def test_held_by_a_debugger_that_is_stopped(site: Site, tmp_path: Path) -> None:
 
 
 @ONE
-def test_stopped_at_any_moment(site: Site) -> None:
+def test_a_server_stopped_at_any_moment_blocks_no_container(site: Site) -> None:
     """Before the question is read, before the answer, or in its midst: the container starts."""
     site.configure("standby = 3")
     site.stand()
@@ -158,7 +158,9 @@ def test_all_stopped_prefork_processes_end(site: Site) -> None:
     "stopped-child", "a child that is stopped before it has an end is resumed", instead="pass"
 )
 @ONE
-def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
+def test_a_worker_stopped_right_after_its_fork_blocks_no_container(
+    site: Site, tmp_path: Path
+) -> None:
     """A child that has just been forked: no parent is left to kill it, and no timer is set yet."""
     site.stand()
     stops = "inject=prctl:retval=0:signal=STOP"  # instead of the call that has it die with us
@@ -189,7 +191,7 @@ def test_stopped_before_it_has_an_end(site: Site, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("how", ["killed", "unit"])
 @ONE
-def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: Path) -> None:
+def test_a_container_outlives_an_ended_prefork_server(site: Site, how: str, tmp_path: Path) -> None:
     """A process is killed, or systemd stops the unit with all of them."""
 
     def end(server: int) -> None:
@@ -210,7 +212,7 @@ def test_a_container_outlives_what_stood_ready(site: Site, how: str, tmp_path: P
     instead="if False:",
 )
 @ONE
-def test_root_may_queue_no_more_signals(site: Site) -> None:
+def test_containers_are_served_where_no_signals_can_be_queued(site: Site) -> None:
     """It's one number for all of root's: a container whose root is the host's may use it up."""
     prefix = "prlimit", "--sigpending=0:"
     site.stand(*prefix)
@@ -224,7 +226,7 @@ def test_root_may_queue_no_more_signals(site: Site) -> None:
     instead="pass",
 )
 @ONE
-def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
+def test_a_server_stopped_while_it_starts_has_a_kill_timer(site: Site, tmp_path: Path) -> None:
     """It has the lock already: unless it was killed, no other could ever serve."""
     site.stand()
     site.clear()
@@ -251,7 +253,7 @@ def test_stopped_while_it_starts(site: Site, tmp_path: Path) -> None:
     "late-child", "a child that hangs is killed", instead="if not 0 < worker.deadline <= 0:"
 )
 @ONE
-def test_stopped_child(site: Site) -> None:
+def test_a_stopped_worker_is_killed_and_the_container_starts(site: Site) -> None:
     """The one that is ahead has no end of its own: its parent kills it, and a container starts."""
     site.stand()
     child = site.ahead
@@ -266,7 +268,7 @@ def test_stopped_child(site: Site) -> None:
 
 
 @ONE
-def test_killed_child(site: Site) -> None:
+def test_a_killed_worker_is_replaced(site: Site) -> None:
     """The one that is ahead: there is another for a question, or that start goes its own way."""
     site.stand()
     server = site.server
@@ -289,7 +291,7 @@ def test_killed_child(site: Site) -> None:
     instead="pass",
 )
 @ONE
-def test_all_seats_taken(site: Site) -> None:
+def test_with_all_slots_taken_a_container_starts_without_the_server(site: Site) -> None:
     """By launchers that have ended before they asked: the ordinary way, until they are freed.
 
     One that is merely late finds the end of what it reads, and goes that way, too.
@@ -308,7 +310,7 @@ def test_all_seats_taken(site: Site) -> None:
 
 
 @ONE
-def test_names_of_other_processes(site: Site) -> None:
+def test_stale_names_of_other_processes_are_removed(site: Site) -> None:
     """As are left where all was killed, and the numbers are others' now."""
     site.stand()
     site.clear()
@@ -331,7 +333,7 @@ def test_folder_that_others_may_enter_is_not_used(site: Site) -> None:
     assert not site.processes
 
 
-def test_kills_at_any_moment(site: Site) -> None:
+def test_kills_at_any_moment_refuse_only_containers_being_injected(site: Site) -> None:
     """None is lost but one that was being injected, and that one is refused in a sentence."""
     site.configure("standby = 3")
     site.stand()
@@ -372,7 +374,7 @@ def test_kills_at_any_moment(site: Site) -> None:
     only="machine_changes and runc-host",
 )
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
-def test_machine_changes(own: Site, options: list[str]) -> None:
+def test_machine_changes_replace_the_server(own: Site, options: list[str]) -> None:
     own.stand()
     before = own.processes
     own.driver = simulate(own.installation, own.driver.root, *options)
@@ -384,7 +386,7 @@ def test_machine_changes(own: Site, options: list[str]) -> None:
 
 
 @ONE
-def test_driver_is_gone(own: Site) -> None:
+def test_a_missing_driver_is_refused_and_ends_the_server(own: Site) -> None:
     own.stand()
     own.bundle.call(own.installation.command, "simulate", "--remove", own.driver.root).ok()
     assert "Start the driver container" in own.run().failed().stdout
@@ -397,7 +399,7 @@ def test_driver_is_gone(own: Site) -> None:
     instead="self._seen = _identities([launcher, program, *folders])",
 )
 @ONE
-def test_configuration_changes(site: Site) -> None:
+def test_a_changed_configuration_applies_at_once_and_ends_the_server(site: Site) -> None:
     site.stand()
     before = site.processes
     site.config.write_text(
@@ -445,7 +447,7 @@ def copy_of(installation: Installation, folder: Path) -> Installation:
 )
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
 @ONE
-def test_our_own_files_change(
+def test_changed_files_of_the_installation_replace_the_server(
     site: Site, file: Callable[[Installation], Path], tmp_path: Path
 ) -> None:
     site.installation = copy_of(site.installation, tmp_path / "venv")
@@ -483,7 +485,7 @@ def test_server_is_replaced_after_a_package_file_is_written_in_place(
 
 
 @ONE
-def test_state_is_deleted(site: Site) -> None:
+def test_a_deleted_state_folder_is_recreated_with_a_new_server(site: Site) -> None:
     site.stand()
     before = site.processes
     for path in site.folder.iterdir():

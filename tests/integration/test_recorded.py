@@ -8,7 +8,7 @@ from harness.images import REPOSITORY
 from harness.namespaces import HOLD, held
 
 
-def test_each_root_has_programs_of_its_own(
+def test_programs_of_each_root_are_recorded_separately(
     roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next root may have the device and the inode of one that is gone."""

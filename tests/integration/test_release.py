@@ -59,7 +59,7 @@ def test_the_checksums_are_those_of_the_files(made: Path) -> None:
     assert done.stdout.splitlines() == [f"{name}: OK" for name in sorted(FILES)]
 
 
-def test_the_bill_names_every_file(made: Path) -> None:
+def test_the_bill_of_materials_names_every_file(made: Path) -> None:
     document = json.loads((made / f"gpuhook-{__version__}.cdx.json").read_text())
     sums = dict(line.split()[::-1] for line in (made / "SHA256SUMS").read_text().splitlines())
     listed = {each["name"]: each["hashes"][0]["content"] for each in document["components"]}
@@ -108,7 +108,7 @@ def test_packages_have_the_wheels_launcher(made: Path, package: str, tmp_path: P
         assert digest == hashlib.sha256(wheel.read(script)).hexdigest()
 
 
-def test_nothing_else_is_changed_or_promised(said: str) -> None:
+def test_leaving_out_the_image_is_refused_except_in_a_dry_run(said: str) -> None:
     assert "git tag" not in said
     assert run([REPOSITORY / "scripts/release", "--without-image"]).failed().stderr == (
         "release: --without-image is for --dry-run: a release has all parts\n"

@@ -164,7 +164,9 @@ def test_repair_restores_exactly_the_lost_devices(running: Running, driver: Driv
         assert bool(one["restored_nodes"]) is bool(lost)
 
 
-def test_a_process_in_a_cgroup_below_its_containers(running: Running, driver: Driver) -> None:
+def test_access_is_restored_in_a_cgroup_below_the_containers(
+    running: Running, driver: Driver
+) -> None:
     """With v1 that has a list of its own."""
     node = driver.root / f"dev/nvidia{driver.gpus[0].minor}"
     running.move_into("below")
@@ -183,7 +185,7 @@ def test_a_process_in_a_cgroup_below_its_containers(running: Running, driver: Dr
         assert running.allows(node, "/below") == "ENXIO"
 
 
-def test_nothing_is_missing_where_nothing_was_lost(running: Running) -> None:
+def test_without_a_loss_repair_reports_nothing_missing(running: Running) -> None:
     """By the rules that gpu-py wrote into config.json: the low-level runtime's own program."""
     name = running.bundle.name
     assert running.repair(name).ok().stdout == f"{name}: nothing was missing\n"
@@ -195,7 +197,7 @@ def test_nothing_is_missing_where_nothing_was_lost(running: Running) -> None:
     instead="return sorted(present)",
     only="itself and runc-host",
 )
-def test_node_that_the_container_has_mounted_itself_is_not_given(
+def test_a_node_mounted_by_the_container_itself_is_not_given(
     started: Callable[..., Running],
     low_level: tuple[str, Namespace],
     configs: dict[str, Path],
@@ -241,7 +243,7 @@ def test_mode_spec_is_repaired_from_config_json(
     assert theirs not in one.bundle.call("cat", one.bundle.config).ok().stdout
 
 
-def test_without_a_record_of_it_nothing_is_given(
+def test_without_a_record_repair_is_refused(
     started: Callable[..., Running],
     low_level: tuple[str, Namespace],
     driver: Driver,
@@ -290,7 +292,7 @@ def a_docker(request: pytest.FixtureRequest) -> Docker:
     return found
 
 
-def test_dockers_own_name(
+def test_a_docker_container_is_repaired_by_its_docker_name(
     a_docker: Docker, installation: Installation, configs: dict[str, Path], driver: Driver
 ) -> None:
     """A container that docker update has taken the device away from, by the name it has there."""
@@ -321,7 +323,7 @@ def test_dockers_own_name(
 
 
 @ONE
-def test_a_container_that_is_none(running: Running) -> None:
+def test_an_unknown_container_is_refused(running: Running) -> None:
     failed = running.repair("no-such-container").failed()
     assert "isn't a running container" in failed.stderr
     assert running.repair().status == 2

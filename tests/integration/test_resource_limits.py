@@ -47,7 +47,7 @@ def settings(folder: Path, driver: Driver, runtime: str, mode: str = "hook") -> 
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_a_bundle(
+def test_a_container_with_devices_gets_the_raised_limits(
     bundle: Bundle,
     installation: Installation,
     low_level: tuple[str, Namespace],
@@ -83,7 +83,7 @@ def resizing(bundle: Bundle, driver: Driver, runtime: str) -> Path:
     return settings(bundle.path / "etc", driver, runtime)
 
 
-def test_the_hook_without_gpu_py(
+def test_the_hook_alone_resizes_only_dev_shm(
     bundle: Bundle, installation: Installation, low_level: tuple[str, Namespace], driver: Driver
 ) -> None:
     """The runtime sets the process's limits after it, so it can only resize /dev/shm."""
@@ -104,7 +104,7 @@ def test_the_hook_without_gpu_py(
     assert undone <= {"RLIMIT_MEMLOCK", "RLIMIT_STACK"}
 
 
-def test_a_cdi_spec_without_gpu_py(
+def test_a_cdi_spec_alone_resizes_only_dev_shm(
     bundle: Bundle, installation: Installation, low_level: tuple[str, Namespace], driver: Driver
 ) -> None:
     config = resizing(bundle, driver, low_level[0])
@@ -114,7 +114,7 @@ def test_a_cdi_spec_without_gpu_py(
 
 
 @pytest.mark.parametrize("size", ["32m", "1500m"])
-def test_a_hook_leaves_other_sizes(
+def test_the_hook_leaves_a_dev_shm_of_another_size_unchanged(
     bundle: Bundle,
     installation: Installation,
     low_level: tuple[str, Namespace],
@@ -132,7 +132,7 @@ def test_a_hook_leaves_other_sizes(
     assert limits(bundle.run(low_level[0]))["shm"] == str(int(size[:-1]) << 10)
 
 
-def test_doctor_names_containers_with_the_default(
+def test_doctor_names_containers_with_the_default_dev_shm_size(
     bundle: Bundle, installation: Installation, low_level: tuple[str, Namespace], driver: Driver
 ) -> None:
     def add(spec: Spec) -> None:
@@ -163,7 +163,7 @@ def test_doctor_names_containers_with_the_default(
     instead="return mount is not None",
 )
 @pytest.mark.parametrize("options", ["size=32m", "size=64m"])
-def test_another_tmpfs_as_a_volume_stays(
+def test_a_tmpfs_volume_at_dev_shm_is_unchanged(
     bundle: Bundle,
     installation: Installation,
     low_level: tuple[str, Namespace],
@@ -203,7 +203,7 @@ def wrapper(folder: Path, installation: Installation, config: Path) -> Path:
     return runtime
 
 
-def test_podman(
+def test_podman_containers_with_devices_get_the_raised_limits(
     workspace: Path, host: Namespace, installation: Installation, archive: Path, driver: Driver
 ) -> None:
     """It mounts a tmpfs of its own on the host, and that at /dev/shm, in a pod for all of it."""
@@ -224,7 +224,7 @@ def test_podman(
 
 
 @pytest.mark.parametrize("ipc", ["private", "shareable"])
-def test_docker(
+def test_docker_containers_with_devices_get_the_raised_limits(
     workspace: Path,
     host: Namespace,
     installation: Installation,
@@ -241,7 +241,7 @@ def test_docker(
         assert limits(engine.run(debian, *LOOK, options=options))["shm"] == str(64 << 10)
 
 
-def test_containerd(
+def test_containerd_containers_with_devices_get_the_raised_limits(
     workspace: Path, host: Namespace, installation: Installation, archive: Path, driver: Driver
 ) -> None:
     config = settings(workspace / "raised-containerd-etc", driver, "runc")

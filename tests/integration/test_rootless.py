@@ -114,7 +114,9 @@ def installed(
 
 
 @pytest.mark.parametrize("runtime", ["crun", "gpu-py"])
-def test_gpus(installed: User, driver: Driver, runtime: str) -> None:
+def test_requested_gpus_are_in_a_rootless_container(
+    installed: User, driver: Driver, runtime: str
+) -> None:
     done = installed.podman(runtime, "nvidia-smi", "-L", env=("NVIDIA_VISIBLE_DEVICES=0,2",)).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
     nodes = installed.podman(
@@ -124,7 +126,9 @@ def test_gpus(installed: User, driver: Driver, runtime: str) -> None:
     assert expected in nodes.ok().stdout.splitlines()
 
 
-def test_without_cgroups(user: User, driver: Driver, installation: Installation) -> None:
+def test_gpus_are_given_without_cgroups(
+    user: User, driver: Driver, installation: Installation
+) -> None:
     """podman refuses it to runtimes that aren't in a list of its own."""
     options, env = ("--cgroups=disabled",), ("NVIDIA_VISIBLE_DEVICES=0,2",)
     user.call(installation.command, "install", "--engine=podman").ok()
@@ -139,7 +143,9 @@ def test_without_cgroups(user: User, driver: Driver, installation: Installation)
     user.podman(str(installation.runtime), "true", options=options).failed()
 
 
-def test_whatever_needs_no_root_is_installed(user: User, installation: Installation) -> None:
+def test_a_user_installs_podman_parts_and_others_are_named_as_needing_root(
+    user: User, installation: Installation
+) -> None:
     command, home = installation.command, user.home
     done = user.call(command, "install", "--engine=all").ok()
     assert f"podman: wrote {home}/.config/containers/containers.conf.d/" in done.stdout
@@ -183,12 +189,12 @@ def test_refresh_fails_if_the_inventory_cannot_be_saved(
     user.call(command, "refresh", "--if-stale").ok()
 
 
-def test_no_gpu(installed: User) -> None:
+def test_a_rootless_container_without_a_request_has_no_gpu(installed: User) -> None:
     assert "nvidia" not in installed.podman("gpu-py", "busybox", "ls", "/dev").ok().stdout
 
 
 @pytest.mark.parametrize("runtime", ["crun", "gpu-py"])
-def test_a_device_that_one_container_alone_may_have(
+def test_an_exclusive_device_is_refused_to_a_second_container_of_the_user(
     installed: User, installation: Installation, runtime: str
 ) -> None:
     """The user's containers know of each other by records of the user's own."""
@@ -230,7 +236,7 @@ def cdi(user: User, installation: Installation, tmp_path: Path) -> Iterator[User
     document.unlink()
 
 
-def test_gpus_by_cdi(cdi: User, driver: Driver) -> None:
+def test_gpus_requested_by_cdi_name_are_in_a_rootless_container(cdi: User, driver: Driver) -> None:
     for devices in (("0", "2"), ("all",)):
         done = cdi.podman("crun", "nvidia-smi", "-L", devices=devices).ok()
         gpus = driver.gpus if devices == ("all",) else driver.chosen(0, 2)

@@ -148,7 +148,9 @@ def test_rpm_is_installed_and_removed_without_leftovers(system: Debian) -> None:
 
 
 @pytest.mark.parametrize("part", extensions.PACKAGES)
-def test_each_addition_is_installed_and_leaves_nothing(system: Debian, part: str) -> None:
+def test_each_additional_package_is_installed_and_removed_completely(
+    system: Debian, part: str
+) -> None:
     package, [name, *_] = extensions.PACKAGES[part], extensions.COMMANDS[part]
     system.call(*rpm(), "-i", "/gpuhook.rpm")
     before = _changed(system)
@@ -166,7 +168,7 @@ def test_each_addition_is_installed_and_leaves_nothing(system: Debian, part: str
     assert _changed(system) == before
 
 
-def test_an_upgrade_of_gpuhook_alone_says_what_is_missing(system: Debian) -> None:
+def test_an_upgrade_of_gpuhook_alone_names_the_missing_package(system: Debian) -> None:
     """As where an older gpuhook had the units, and one is enabled."""
     wants = system.root / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir(parents=True, exist_ok=True)
@@ -184,7 +186,7 @@ def test_an_upgrade_of_gpuhook_alone_says_what_is_missing(system: Debian) -> Non
     assert text not in again.stderr + again.stdout
 
 
-def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
+def test_yaml_is_found_in_site_packages_at_a_container_start(system: Debian) -> None:
     """In site-packages, which Debian's Python of the system hasn't; a start looks for it itself."""
     system.call(*rpm(), "-i", "/gpuhook.rpm")
     where = (
@@ -202,7 +204,7 @@ def test_a_start_finds_yaml_where_these_systems_have_it(system: Debian) -> None:
     assert found == f"{folder}/yaml/__init__.py\n"
 
 
-def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> None:
+def test_an_upgrade_replaces_stale_modules_and_keeps_disabled_units(system: Debian) -> None:
     system.call(*rpm(), "-i", "/gpuhook.rpm")
     system.call("systemctl", "disable", "gpuhook-watch.service")
     leave_stale_module(system)
@@ -215,7 +217,7 @@ def test_an_upgrade_takes_no_older_module_for_the_new_one(system: Debian) -> Non
     assert (wants / "gpuhook-cdi-refresh.path").is_symlink()
 
 
-def test_removal_takes_gpu_py_out_of_the_engines(system: Debian) -> None:
+def test_removal_unregisters_gpu_py_from_the_engines(system: Debian) -> None:
     system.call(*rpm(), "-i", "/gpuhook.rpm")
     settings = system.root / "etc/docker/daemon.json"
     settings.parent.mkdir(exist_ok=True)

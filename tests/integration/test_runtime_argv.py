@@ -43,7 +43,7 @@ def fill(words: list[str], bundle: Bundle, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("options", "create"), COMMAND_LINES.values(), ids=COMMAND_LINES.keys())
 @RUNTIMES
-def test_create_start_delete(
+def test_create_start_and_delete_command_lines_give_the_requested_gpu(
     bundle: GpuBundle, driver: Driver, tmp_path: Path, options: list[str], create: list[str]
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
@@ -57,7 +57,7 @@ def test_create_start_delete(
 
 @pytest.mark.parametrize("name", ["create", "run", "exec", "delete"])
 @RUNTIMES
-def test_container_named_like_a_verb(
+def test_a_container_named_like_a_verb_gets_its_gpu(
     bundle: GpuBundle, driver: Driver, tmp_path: Path, name: str
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
@@ -69,7 +69,9 @@ def test_container_named_like_a_verb(
 
 
 @RUNTIMES
-def test_run_in_the_working_directory(bundle: GpuBundle, driver: Driver) -> None:
+def test_run_in_the_working_directory_gives_the_requested_gpu(
+    bundle: GpuBundle, driver: Driver
+) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
     inside = seen(bundle.call(bundle.gpu_py, "run", bundle.name, env=bundle.env))
@@ -77,7 +79,7 @@ def test_run_in_the_working_directory(bundle: GpuBundle, driver: Driver) -> None
 
 
 @RUNTIMES
-def test_bundle_in_a_folder_with_a_strange_name(
+def test_a_bundle_path_with_shell_characters_is_used(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
@@ -97,7 +99,7 @@ def test_bundle_in_a_folder_with_a_strange_name(
     "words", [["-b=b"], ["-bb"], ["-bundle", "b"], ["--bun=b"]], ids=lambda words: words[0]
 )
 @ONE
-def test_bundle_that_not_all_runtimes_find_is_refused(bundle: GpuBundle, words: list[str]) -> None:
+def test_an_ambiguous_bundle_option_is_refused(bundle: GpuBundle, words: list[str]) -> None:
     """``-b=b`` is the folder b for runc and the folder =b for crun."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     for name in ("b", "=b", "undle"):
@@ -109,7 +111,7 @@ def test_bundle_that_not_all_runtimes_find_is_refused(bundle: GpuBundle, words: 
 
 @pytest.mark.parametrize("spelled", [["--config", "{}"], ["-f", "{}"], ["--config={}"]], ids=str)
 @RUNTIMES
-def test_another_config_is_the_runtimes_where_it_asks_for_nothing(
+def test_another_config_without_a_device_request_is_left_to_the_runtime(
     bundle: GpuBundle, spelled: list[str]
 ) -> None:
     """crun reads it in place of the bundle's; runc knows no such option, and says so itself."""
@@ -131,7 +133,7 @@ def test_another_config_is_the_runtimes_where_it_asks_for_nothing(
     only="another_config_that_asks and runc-host",
 )
 @RUNTIMES
-def test_another_config_that_asks_for_a_gpu(bundle: GpuBundle, driver: Driver) -> None:
+def test_another_config_that_asks_for_a_gpu_is_refused(bundle: GpuBundle, driver: Driver) -> None:
     """It is refused, whatever the bundle's own says, unless both are one file."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
@@ -154,7 +156,9 @@ def test_another_config_that_asks_for_a_gpu(bundle: GpuBundle, driver: Driver) -
 
 @pytest.mark.parametrize("named", ["missing", "a folder", "no JSON"])
 @RUNTIMES
-def test_another_config_that_cannot_be_read(bundle: GpuBundle, named: str) -> None:
+def test_an_unreadable_config_option_fails_with_the_runtimes_own_error(
+    bundle: GpuBundle, named: str
+) -> None:
     other = bundle.path / "other.json"
     if named == "a folder":
         other.mkdir()
@@ -167,7 +171,7 @@ def test_another_config_that_cannot_be_read(bundle: GpuBundle, named: str) -> No
 
 
 @ONE
-def test_through_a_link_from_another_folder(
+def test_gpu_py_works_when_started_through_a_symlink(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
     """/usr/local/bin/gpu-py may lead into a virtual environment."""

@@ -43,7 +43,7 @@ def config(driver: Driver, recording: Recorder, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_words_input_and_status(
+def test_arguments_input_and_exit_status_pass_through_unchanged(
     installation: Installation, recording: Recorder, config: Path, verb: str
 ) -> None:
     words = ["--root", "/a b", "--log=/x y", "--log-format", "json", verb, *ODD_WORDS]
@@ -58,7 +58,7 @@ def test_words_input_and_status(
 
 
 @pytest.mark.parametrize("words", [["--version"], ["-v"], ["--help"], [], ["--root", "/x", "-h"]])
-def test_no_verb_at_all(
+def test_a_command_line_without_a_verb_passes_through_unchanged(
     installation: Installation, recording: Recorder, config: Path, words: list[str]
 ) -> None:
     done = run([installation.runtime, *words], env={"GPUHOOK_CONFIG": str(config)})
@@ -67,7 +67,7 @@ def test_no_verb_at_all(
     assert call.argv == words
 
 
-def test_environment(
+def test_the_environment_passes_through_and_does_not_affect_gpu_py(
     installation: Installation, recording: Recorder, config: Path, tmp_path: Path
 ) -> None:
     """The low-level runtime gets what our caller had, and Python and the loader get none."""
@@ -101,7 +101,7 @@ def test_environment(
     assert call.environ == environ
 
 
-def test_verbs_of_real_runtimes(bundle: GpuBundle) -> None:
+def test_output_of_real_runtimes_is_unchanged_for_other_verbs(bundle: GpuBundle) -> None:
     """The runtime's own output is printed."""
     low_level = str(bundle.settings).split("/")[-2]
     for words in (["--version"], ["state", "no-such-container"], ["list"], ["no-such-verb"]):
@@ -111,7 +111,7 @@ def test_verbs_of_real_runtimes(bundle: GpuBundle) -> None:
 
 
 @pytest.mark.parametrize("text", ["[nvidia-container-runtime\n", 'runtimes = "no list"\n'])
-def test_broken_config_stops_no_other_verb(
+def test_a_broken_config_does_not_stop_other_verbs(
     installation: Installation, tmp_path: Path, text: str
 ) -> None:
     """Containers that run can still be stopped and deleted."""

@@ -85,12 +85,12 @@ def documents(
     return made, write_kernel(driver, made.parent)
 
 
-def test_cdi_names(start: Start, reference: Content) -> None:
+def test_cdi_names_give_the_same_container_as_mode_hook(start: Start, reference: Content) -> None:
     found = reference.differences(start("hook", BY_NAME, ASK[1]))
     assert {*found} == {("variables", "NVIDIA_VISIBLE_DEVICES")}
 
 
-def test_documents(
+def test_cdi_specs_give_the_same_container_as_mode_hook(
     start: Start, reference: Content, documents: tuple[Path, Path], kind: str
 ) -> None:
     assert unexplained(reference, start("cdi", BY_NAME), kind) == {}
@@ -116,7 +116,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_whatever_umask_the_engine_has(
+def test_the_engines_umask_does_not_change_the_container(
     way: str,
     workspace: Path,
     roots: dict[str, Path],
@@ -154,7 +154,7 @@ def engine(workspace: Path, archive: Path, driver: Driver) -> Iterator[Podman]:
         yield made
 
 
-def test_documents_read_by_an_engine(
+def test_cdi_specs_read_by_an_engine_give_the_same_container_as_mode_hook(
     engine: Podman, reference: Content, documents: tuple[Path, Path], kind: str
 ) -> None:
     with read_by_engines(*documents):
@@ -164,7 +164,7 @@ def test_documents_read_by_an_engine(
     assert unexplained(reference, made.beyond(base), kind) == {}
 
 
-def test_mode_spec(
+def test_mode_spec_gives_the_same_container_as_mode_hook(
     start: Start,
     reference: Content,
     workspace: Path,

@@ -17,7 +17,9 @@ def words(picture: Path) -> list[str]:
     return re.findall(r"<text [^>]*>([^<]*)</text>", picture.read_text())
 
 
-def test_pictures_show_what_is_printed(installation: Installation, tmp_path: Path) -> None:
+def test_screenshots_match_the_current_command_output(
+    installation: Installation, tmp_path: Path
+) -> None:
     names = [name for name in SAME_EVERYWHERE if (PICTURES / f"{name}.svg").exists()]
     assert {"stats", "list"} <= {*names}
     run([REPOSITORY / "scripts/screenshots", "--output", tmp_path, *names]).ok()
@@ -27,7 +29,7 @@ def test_pictures_show_what_is_printed(installation: Installation, tmp_path: Pat
         assert drawn == words(PICTURES / f"{name}.svg"), "run scripts/screenshots"
 
 
-def test_pictures_fetch_nothing_and_name_no_place_of_this_machine() -> None:
+def test_screenshots_load_nothing_remote_and_contain_no_local_path() -> None:
     for picture in PICTURES.glob("*.svg"):
         text = picture.read_text()
         assert not re.search(r"url\(.http|@import|<script|<image", text)

@@ -151,7 +151,7 @@ class TestAcme(Contract):
             site.clear()
 
     @ONE
-    def test_an_absent_vendor_that_is_ignored_stops_no_other(
+    def test_an_ignored_absent_vendor_does_not_block_other_vendors(
         self, bundle: Bundle, config: Path, devices: Devices, driver: Driver
     ) -> None:
         absent(config, "ignore")
@@ -166,7 +166,7 @@ class TestAcme(Contract):
 
     @ONE
     @pytest.mark.parametrize("setting", ["ignore", "fail"])
-    def test_a_container_that_asks_for_whatever_there_is(
+    def test_a_request_for_all_of_an_absent_vendor_follows_the_setting(
         self, bundle: Bundle, config: Path, devices: Devices, setting: str
     ) -> None:
         """By the runtime, and by the hook that podman adds."""
@@ -205,7 +205,7 @@ class TestAcme(Contract):
 
     @ONE
     @MODES
-    def test_a_node_that_config_json_has_already(
+    def test_a_device_node_already_in_config_json_is_not_duplicated(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         """As by ``--device`` in addition to the variable: it is there once, and allowed once."""

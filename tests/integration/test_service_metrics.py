@@ -50,7 +50,7 @@ def series(log: str, start: str) -> dict[tuple[str, ...], float]:
     return found
 
 
-def test_allocations_of_the_device_plugin(node: Node) -> None:
+def test_device_plugin_allocations_and_failures_are_counted(node: Node) -> None:
     start = "gpuhook_device_plugin_allocation"
 
     def found() -> dict[tuple[str, ...], float]:
@@ -73,7 +73,7 @@ def test_allocations_of_the_device_plugin(node: Node) -> None:
     assert re.search(r"^Uid:\s+65534\s", uid, re.MULTILINE)
 
 
-def test_nothing_listens_without_an_address(node: Node) -> None:
+def test_no_metrics_port_is_opened_without_an_address(node: Node) -> None:
     node.simulate("--gpus=1")
     node.start()
     node.healthy(1, 1)
@@ -90,7 +90,7 @@ def test_an_invalid_metrics_address_ends_the_service_with_an_error(node: Node) -
     assert node.said("'nowhere' isn't an address")
 
 
-def test_claims(dra_node: DraNode) -> None:
+def test_prepared_and_failed_dra_claims_are_counted(dra_node: DraNode) -> None:
     start = "gpuhook_dra_claim"
     node, gpus = dra_node, dra_node.gpus  # type: ignore[attr-defined]
 

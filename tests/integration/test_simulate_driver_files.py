@@ -35,7 +35,7 @@ def nvidia_smi(built: Built, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_layout(built: Built) -> None:
+def test_simulated_driver_files_are_laid_out_as_in_debian(built: Built) -> None:
     root, version = Path(built.root), built.driver_version
     public = built.library_dir.removesuffix("/nvidia/current")
     assert built.library_dir == f"{public}/nvidia/current"
@@ -60,7 +60,7 @@ def test_simulating_over_driver_packages_leaves_their_files_unchanged(
     assert (driver_files / name).stat().st_size > 10_000_000
 
 
-def test_list(built: Built) -> None:
+def test_nvidia_smi_lists_simulated_gpus_and_mig_devices(built: Built) -> None:
     done = nvidia_smi(built, "-L")
     big, small = built.gpus[1].migs
     assert done.stdout.splitlines() == [
@@ -73,7 +73,9 @@ def test_list(built: Built) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_our_list_is_the_same(built: Built, workspace: Path) -> None:
+def test_the_simulated_nvidia_smi_lists_the_same_as_the_real_one(
+    built: Built, workspace: Path
+) -> None:
     other = Options(
         root=str(workspace / "ours"),
         gpus=3,
@@ -92,7 +94,7 @@ def test_our_list_is_the_same(built: Built, workspace: Path) -> None:
     assert done.stdout == nvidia_smi(built, "-L").stdout
 
 
-def test_table(built: Built) -> None:
+def test_nvidia_smi_prints_its_table(built: Built) -> None:
     done = nvidia_smi(built)
     assert done.returncode == 0
     assert f"Driver Version: {built.driver_version}" in done.stdout
@@ -100,7 +102,7 @@ def test_table(built: Built) -> None:
     assert "/ 70912MiB" in done.stdout  # the MIG device
 
 
-def test_query(built: Built) -> None:
+def test_nvidia_smi_answers_queries_for_simulated_gpus(built: Built) -> None:
     fields = "index,uuid,pci.bus_id,memory.total,mig.mode.current,driver_version"
     done = nvidia_smi(built, f"--query-gpu={fields}", "--format=csv,noheader")
     assert done.stdout.splitlines() == [
@@ -114,7 +116,7 @@ def test_query(built: Built) -> None:
     assert "Minor Number                          : 1\n" in details.stdout
 
 
-def test_mig_instances(built: Built) -> None:
+def test_nvidia_smi_lists_mig_instances(built: Built) -> None:
     lines = [
         " ".join(line.split()) for line in nvidia_smi(built, "mig", "-lgi").stdout.splitlines()
     ]
@@ -122,7 +124,7 @@ def test_mig_instances(built: Built) -> None:
     assert "| 1 MIG 1g.18gb 19 7 0:1 |" in lines
 
 
-def test_driver_that_is_not_loaded(built: Built) -> None:
+def test_nvidia_smi_reports_an_unloaded_driver(built: Built) -> None:
     nodes = Path(built.root) / "dev"
     (nodes / "nvidiactl").rename(nodes / "away")
     try:

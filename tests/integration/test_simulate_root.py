@@ -66,7 +66,7 @@ def numbers(path: Path) -> tuple[int, int]:
     return os.major(status.st_rdev), os.minor(status.st_rdev)
 
 
-def test_nodes(folder: Path) -> None:
+def test_device_nodes_have_the_numbers_listed_in_proc_devices(folder: Path) -> None:
     root = folder / "root"
     build(Options(root=str(root), gpus=2, minors=(3, 1), mig={1: ("1g.18gb",)}))
     dev = root / "dev"
@@ -96,7 +96,7 @@ def test_nodes(folder: Path) -> None:
         os.close(os.open(dev / "nvidia-uvm", os.O_RDONLY))
 
 
-def test_more_devices(folder: Path) -> None:
+def test_nodes_for_selected_features_are_created(folder: Path) -> None:
     root = folder / "root"
     features = frozenset({"gds", "gdrcopy", "mofed", "nvswitch"})
     build(Options(root=str(root), models=("T4",), drm=False, imex_channels=2, features=features))
@@ -110,7 +110,7 @@ def test_more_devices(folder: Path) -> None:
     assert not (dev / "nvidia-caps").exists()  # no model with MIG
 
 
-def test_proc_and_sys(folder: Path) -> None:
+def test_proc_and_sys_describe_the_simulated_gpus(folder: Path) -> None:
     root = folder / "root"
     [first, second] = build(
         Options(root=str(root), gpus=2, minors=(3, 1), mig={1: ("1g.18gb",)})
@@ -132,7 +132,7 @@ def test_proc_and_sys(folder: Path) -> None:
     assert (device / "device").read_text() == "0x2335\n"
 
 
-def test_files(folder: Path) -> None:
+def test_driver_files_and_links_are_created_in_a_simulated_root(folder: Path) -> None:
     root = folder / "root"
     build(Options(root=str(root)))
     entries = ldcache.parse((root / "etc/ld.so.cache").read_bytes(), "cache").entries
@@ -159,7 +159,7 @@ def test_files(folder: Path) -> None:
     assert not list(root.parent.glob(".root.*"))
 
 
-def test_view_from_inside_the_root(folder: Path) -> None:
+def test_nvml_works_from_inside_the_simulated_root(folder: Path) -> None:
     root = folder / "root"
     build(Options(root=str(root), gpus=3))
     argv = [sys.executable, "-c", CHROOT, str(root)]
@@ -171,7 +171,7 @@ def test_view_from_inside_the_root(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("gpus", [0, 64])
-def test_fewest_and_most_gpus(folder: Path, gpus: int) -> None:
+def test_zero_and_64_simulated_gpus_are_listed_by_nvidia_smi(folder: Path, gpus: int) -> None:
     built = build(
         Options(root=str(folder / "root"), gpus=gpus, minors=tuple(range(100, 100 + gpus)))
     )
@@ -186,7 +186,7 @@ def test_fewest_and_most_gpus(folder: Path, gpus: int) -> None:
     assert done.stdout.splitlines() == (expected or ["No devices found."])
 
 
-def test_other_library_folder_and_32_bit(folder: Path) -> None:
+def test_another_library_folder_and_32_bit_libraries_are_in_the_cache(folder: Path) -> None:
     if os.uname().machine != "x86_64":
         with pytest.raises(SimulateError, match="only on x86_64"):
             build(Options(root=str(folder / "root"), compat32=True))
@@ -214,7 +214,7 @@ def test_version_mismatch_shows_in_the_kernel_files(folder: Path) -> None:
     assert "580.65.05" in (root / "proc/driver/nvidia/version").read_text()
 
 
-def test_building_again_replaces(folder: Path) -> None:
+def test_building_again_replaces_the_old_root(folder: Path) -> None:
     root = folder / "root"
     build(Options(root=str(root), gpus=2, driver_version="535.1.1"))
     with open(root / LIBRARY_DIR / "libcuda.so.1", "rb") as old:
@@ -237,7 +237,7 @@ def test_a_failed_build_leaves_the_old_root(folder: Path, monkeypatch: pytest.Mo
     assert [path.name for path in folder.iterdir()] == ["root"]
 
 
-def test_other_folders_are_refused(folder: Path) -> None:
+def test_building_or_removing_an_unrelated_folder_is_refused(folder: Path) -> None:
     other = folder / "other"
     other.mkdir()
     (other / "precious").touch()
@@ -256,7 +256,7 @@ def test_other_folders_are_refused(folder: Path) -> None:
     assert not other.exists()
 
 
-def test_nodev_is_refused(folder: Path) -> None:
+def test_a_folder_mounted_with_nodev_is_refused(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "nodev,mode=755", "tmpfs", folder], check=True)
     try:
         with pytest.raises(SimulateError, match="mounted with nodev"):
@@ -285,7 +285,7 @@ def test_mounts_in_the_root_are_refused(folder: Path) -> None:
     assert (outside / "precious").exists()
 
 
-def test_root_through_a_link(folder: Path) -> None:
+def test_a_root_named_by_a_symlink_is_built_and_removed(folder: Path) -> None:
     (folder / "link").symlink_to("real")
     build(Options(root=str(folder / "link")))
     build(Options(root=str(folder / "link"), gpus=2))
@@ -323,7 +323,9 @@ def test_a_user_other_than_root_is_refused(folder: Path) -> None:
     "changed-way", "a simulated machine is changed where no other user leads root elsewhere"
 )
 @pytest.mark.parametrize("way", ["folder", "link", "root"])
-def test_no_other_user_leads_root_elsewhere(folder: Path, way: str) -> None:
+def test_a_simulated_root_whose_path_another_user_controls_is_refused(
+    folder: Path, way: str
+) -> None:
     """He could put a link in the place of the tree that is being made, to root's own folders."""
     place = folder / "his/root"
     if way == "link":
@@ -377,7 +379,7 @@ def test_leftovers_of_a_killed_build_are_removed_by_the_next(folder: Path) -> No
         ("nr_inodes=40", "can't be built: No space left on device. Free space"),
     ],
 )
-def test_a_disk_that_takes_nothing(folder: Path, options: str, sentence: str) -> None:
+def test_a_full_or_read_only_disk_fails_cleanly(folder: Path, options: str, sentence: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
     try:
         done = CliRunner().invoke(cli, ["simulate", str(folder / "root")])
@@ -388,13 +390,13 @@ def test_a_disk_that_takes_nothing(folder: Path, options: str, sentence: str) ->
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_name_that_no_folder_can_have(folder: Path) -> None:
+def test_a_folder_name_that_is_too_long_is_refused(folder: Path) -> None:
     with pytest.raises(SimulateError, match="can't be built: File name too long"):
         build(Options(root=str(folder / ("name" * 62))))
 
 
 @pytest.mark.parametrize("word", ["--gpus=2", "--lost=0", "--set=model=T4", "--drm", "--end=5"])
-def test_nothing_is_deleted_by_a_command_that_says_two_things(folder: Path, word: str) -> None:
+def test_remove_with_other_options_is_refused_and_deletes_nothing(folder: Path, word: str) -> None:
     root = folder / "root"
     build(Options(root=str(root)))
     done = CliRunner().invoke(cli, ["simulate", str(root), "--remove", word])
@@ -402,12 +404,12 @@ def test_nothing_is_deleted_by_a_command_that_says_two_things(folder: Path, word
     assert root.is_dir()
 
 
-def test_a_seed_that_is_no_text(folder: Path) -> None:
+def test_a_seed_that_is_not_valid_text_is_refused(folder: Path) -> None:
     with pytest.raises(SimulateError, match="can't be the seed"):
         build(Options(root=str(folder / "root"), seed="\udcff"))
 
 
-def test_command_line(folder: Path) -> None:
+def test_the_simulate_command_builds_prints_and_removes_a_root(folder: Path) -> None:
     root = str(folder / "root")
     words = ["--gpus=2", "--model=A100", "--mig=1:3g.40gb", "--minors=4,2", "--lost=0"]
     done = CliRunner().invoke(cli, ["simulate", root, *words, "--format=json"])
@@ -430,7 +432,7 @@ def invoke(*words: str) -> str:
     return done.output
 
 
-def test_a_running_machine_is_changed(folder: Path) -> None:
+def test_a_running_simulated_machine_is_changed_in_place(folder: Path) -> None:
     root = folder / "root"
     built = build(Options(root=str(root), gpus=2, minors=(3, 1), mig={1: ("1g.18gb",)}))
     [kept] = built.gpus[1].migs
@@ -490,7 +492,9 @@ def test_a_running_machine_is_changed(folder: Path) -> None:
         (["--lost=2"], "There is no GPU 2 among 2"),
     ],
 )
-def test_changes_that_make_no_sense(folder: Path, words: list[str], cause: str) -> None:
+def test_invalid_changes_of_a_simulated_machine_are_refused(
+    folder: Path, words: list[str], cause: str
+) -> None:
     build(Options(root=str(folder / "root"), gpus=2))
     done = CliRunner().invoke(cli, ["simulate", str(folder / "root"), *words])
     assert done.exit_code != 0
@@ -498,7 +502,7 @@ def test_changes_that_make_no_sense(folder: Path, words: list[str], cause: str) 
     assert cause in done.exception.cause
 
 
-def test_other_roots_are_not_changed(folder: Path) -> None:
+def test_changes_of_non_nvidia_simulated_roots_are_refused(folder: Path) -> None:
     root = str(folder / "root")
     invoke(root, "--platform=wsl")
     done = CliRunner().invoke(cli, ["simulate", root, "--found=0"])

@@ -51,7 +51,7 @@ def _simulate(root: Path, *words: str) -> Result:
     return CliRunner().invoke(cli, ["simulate", str(root), *words], catch_exceptions=False)
 
 
-def test_a_vendors_root(folder: Path) -> None:
+def test_a_vendors_simulated_root_is_built_and_replaced(folder: Path) -> None:
     root = folder / "root"
     words = ("--vendor=acme", "--gpus=2", "--set=driver=7.1", "--set=x=a=b")
     done = _simulate(root, *words)
@@ -71,7 +71,7 @@ def test_a_vendors_root(folder: Path) -> None:
     assert not root.exists()
 
 
-def test_vendors_take_each_others_place(folder: Path) -> None:
+def test_roots_of_different_vendors_replace_each_other(folder: Path) -> None:
     root = folder / "root"
     build_nvidia(Options(root=str(root)))
     _simulate(root, "--vendor=acme", "--gpus=1")
@@ -83,7 +83,7 @@ def test_vendors_take_each_others_place(folder: Path) -> None:
     assert not root.exists()
 
 
-def test_a_group_of_roots_own_is_not_the_nodes(folder: Path) -> None:
+def test_a_simulated_node_does_not_inherit_its_folders_group(folder: Path) -> None:
     """In a folder that hands its group on, a node is of the group that was asked for."""
     tree = Tree(str(folder / "tree"))
     tree.folder("dev", 0o2755)
@@ -109,7 +109,7 @@ def test_a_simulator_that_fails_changes_nothing(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["packages", "root"]
 
 
-def test_another_vendors_root_takes_no_strange_folder(folder: Path) -> None:
+def test_a_vendor_root_in_an_unrelated_folder_is_refused(folder: Path) -> None:
     other = folder / "other"
     other.mkdir()
     (other / "precious").touch()

@@ -37,7 +37,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_site_is_built(tree: Path) -> None:
+def test_the_documentation_site_is_built_with_all_pages(tree: Path) -> None:
     site = tree / ".work/site"
     (site / "search").mkdir(parents=True)
     (site / "search/search_index.json").touch()  # an older one is there
@@ -75,7 +75,7 @@ def check_pages(site: Path) -> None:
     assert separator.split("`nvidia.com/gpu`")[1:-1] == ["nvidia", "com", "gpu"]
 
 
-def test_pages_can_be_edited(tree: Path) -> None:
+def test_pages_link_to_their_source_for_editing(tree: Path) -> None:
     """The builder names the repository's address; pages that aren't files have no link."""
     uri = "https://git.example/gpuhook/edit/main/docs/"
     run([tree / "scripts/docs"], env={"GPUHOOK_DOCS_EDIT_URI": uri}).ok()
@@ -91,7 +91,7 @@ SEARCHES = {
 }  # fmt: skip
 
 
-def test_options_can_be_searched() -> None:
+def test_leading_dashes_are_removed_from_search_words() -> None:
     """The script changes the queries that the theme sends to its worker, and nothing else."""
     script = (REPOSITORY / "docs/javascripts/search.js").read_text()
     program = f"""

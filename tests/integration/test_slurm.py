@@ -25,7 +25,7 @@ STEPS = (
 )
 
 
-def test_jobs(installation: Installation) -> None:
+def test_all_steps_of_the_slurm_script_succeed(installation: Installation) -> None:
     assert installation.command.exists()  # the script finds the same one
     done = run([SCRIPT]).ok()
     assert [step for step in STEPS if f"ok: {step}" not in done.stdout] == []

@@ -118,7 +118,7 @@ def fuse(place: Path, kind: str, options: str = "") -> Iterator[None]:
 @pytest.mark.parametrize("options", ["", "allow_other"])
 @pytest.mark.parametrize("kind", ["served", "silent", "dead"])
 @pytest.mark.parametrize("below", ["", "a/b", "file"])
-def test_a_users_filesystem_drains_no_node(
+def test_a_user_mounted_filesystem_is_detached_without_draining_the_node(
     scripts: Scripts, folder: Path, below: str, kind: str, options: str
 ) -> None:
     """The epilog detaches it, and the same job's prolog, or another user's, finds nothing of it."""
@@ -141,7 +141,9 @@ def test_a_users_filesystem_drains_no_node(
     "users-mounts-detached", "what a user has mounted is detached", instead="pass"
 )
 @pytest.mark.parametrize("kind", ["served", "silent", "dead"])
-def test_a_users_filesystem_where_no_epilog_ran(scripts: Scripts, folder: Path, kind: str) -> None:
+def test_a_user_mount_left_without_an_epilog_is_detached_by_the_prolog(
+    scripts: Scripts, folder: Path, kind: str
+) -> None:
     scripts.prolog(folder, ADA, 5).ok()
     with fuse(folder / f"{ADA}.5", kind, "allow_other"):
         assert scripts.prolog(folder, ADA, 5).ok().stderr == ""
@@ -185,7 +187,7 @@ def test_an_epilog_keeps_mounted_files_and_the_folders_of_other_jobs(
     "root enters no filesystem that a user has mounted",
     instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
 )
-def test_a_filesystem_that_users_fill_drains_no_node(scripts: Scripts, folder: Path) -> None:
+def test_a_filesystem_filled_by_a_user_drains_no_node(scripts: Scripts, folder: Path) -> None:
     """Ada's job takes all inodes; Bea's starts, without its folder, until Ada's has ended."""
     folder.mkdir(mode=0o711)
     run(["mount", "-t", "tmpfs", "-o", "mode=711,nr_inodes=100", "tmpfs", folder]).ok()
@@ -211,7 +213,7 @@ def test_leftovers_of_an_earlier_epilog_are_removed(scripts: Scripts, folder: Pa
 @pytest.mark.protects(
     "job-strangers", "Slurm: a job's folder is nobody else's", instead="return False"
 )
-def test_a_folder_of_another_user_is_put_away(scripts: Scripts, folder: Path) -> None:
+def test_a_job_folder_owned_by_another_user_is_replaced(scripts: Scripts, folder: Path) -> None:
     """As one of a user who had this name before, and whose epilog didn't run."""
     scripts.prolog(folder, ADA, 5).ok()
     (theirs(folder / f"{ADA}.6", BEA) / "hers").touch()
@@ -263,7 +265,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 @pytest.mark.protects("epilog-threads", "Slurm: no process hides behind a thread that has ended")
 @pytest.mark.parametrize("program", [WAITS, HIDES, LEADERLESS], ids=["waits", "hides", "leader"])
-def test_no_process_of_a_job_hides(
+def test_a_job_process_with_an_ended_main_thread_is_killed(
     scripts: Scripts, folder: Path, tree: Path, program: str
 ) -> None:
     with process(tree / f"uid_{ADA}/job_{JOB}/step_0", ADA, program) as one:
@@ -278,7 +280,7 @@ def test_no_process_of_a_job_hides(
     instead=('return any(self.path.partition("/uid_")[2] in path for path in groups.values())'),
 )
 @pytest.mark.parametrize("where", ["below another's job", "at the top", "below a user's"])
-def test_a_users_own_cgroup_is_no_job(
+def test_processes_in_a_user_made_cgroup_are_not_killed(
     scripts: Scripts, folder: Path, tree: Path, where: str
 ) -> None:
     """Cgroups delegated to Ada (Delegate=, Slurm's of a step), named like Bea's job."""
@@ -349,7 +351,7 @@ print("killed" if os.waitpid(bea, os.WNOHANG)[0] else "lives")
     "Slurm: the epilog signals what it has looked at, and not its number",
     instead="os.kill(pid, number)",
 )
-def test_a_number_that_is_another_processs_by_now(tree: Path, installation: Installation) -> None:
+def test_a_process_with_a_reused_pid_is_not_killed(tree: Path, installation: Installation) -> None:
     job = tree / f"uid_{ADA}/job_{JOB}"
     job.mkdir(parents=True)
     python = installation.bin / "python"

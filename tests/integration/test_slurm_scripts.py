@@ -61,7 +61,7 @@ def test_each_job_folder_is_accessible_to_its_user_alone(scripts: Scripts, folde
     assert jobs_in(folder) == ["0.8", f"{ADA}.7", f"{BEA}.6"]
 
 
-def test_a_user_puts_a_link_where_the_next_folder_will_be(
+def test_user_links_in_place_of_job_folders_are_replaced(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
     """As in a folder that was made with its parent by install -d -o USER."""
@@ -109,7 +109,7 @@ def test_a_job_folder_path_that_is_no_folder_is_refused_and_unchanged(
     "jobs-folder-mode", "Slurm: nobody else may change the folder of jobs' folders"
 )
 @pytest.mark.parametrize("kind", ["link", "file", "a user's", "0731", "0713", "1777"])
-def test_a_folder_that_others_could_change_is_refused(
+def test_a_job_parent_folder_that_other_users_can_change_is_refused(
     scripts: Scripts, site: Path, folder: Path, kind: str
 ) -> None:
     if kind == "link":
@@ -136,7 +136,9 @@ def test_a_folder_that_others_could_change_is_refused(
     "Slurm: no link leads to the folder of jobs' folders",
     instead="return os.open(name, _WAY & ~os.O_NOFOLLOW, dir_fd=fd)",
 )
-def test_the_way_to_it_is_roots(scripts: Scripts, site: Path) -> None:
+def test_a_path_to_job_folders_through_untrusted_folders_is_refused(
+    scripts: Scripts, site: Path
+) -> None:
     place = "containers"
     his, link, open_to_all, sticky = (site / name for name in ("his", "link", "open", "sticky"))
     theirs(his, ADA)
@@ -151,7 +153,7 @@ def test_the_way_to_it_is_roots(scripts: Scripts, site: Path) -> None:
         assert "absolute path" in scripts.prolog(path, ADA, 5).failed().stderr
 
 
-def test_a_jobs_number_that_is_used_again(scripts: Scripts, folder: Path) -> None:
+def test_a_reused_job_number_gets_only_its_users_files(scripts: Scripts, folder: Path) -> None:
     """After a job whose epilog didn't run: its files are only its user's."""
     scripts.prolog(folder, ADA, 5).ok()
     as_user(ADA, "touch", folder / f"{ADA}.5/left").ok()
@@ -163,14 +165,16 @@ def test_a_jobs_number_that_is_used_again(scripts: Scripts, folder: Path) -> Non
     assert jobs_in(folder) == [f"{ADA}.5"]
 
 
-def test_a_prolog_that_was_killed_before_the_end(scripts: Scripts, folder: Path) -> None:
+def test_a_job_folder_left_by_a_killed_prolog_is_given_to_its_user(
+    scripts: Scripts, folder: Path
+) -> None:
     scripts.prolog(folder, ADA, 5).ok()
     (folder / f"{ADA}.6").mkdir(mode=0o700)
     scripts.prolog(folder, ADA, 6).ok()
     assert look(folder / f"{ADA}.6") == (ADA, 0o700)
 
 
-def test_many_jobs_at_once(scripts: Scripts, folder: Path) -> None:
+def test_prologs_of_many_jobs_succeed_at_once(scripts: Scripts, folder: Path) -> None:
     env = {"SLURM_JOB_UID": str(ADA), "SLURM_JOB_USER": "ada"}
     prologs = [
         subprocess.Popen([scripts.folder / "prolog", folder], env={**env, "SLURM_JOB_ID": str(job)})
@@ -195,7 +199,9 @@ def test_the_epilog_follows_no_link(scripts: Scripts, site: Path, folder: Path) 
 
 
 @pytest.mark.protects("jobs-folder-owner", "Slurm: the folder of jobs' folders is root's")
-def test_the_epilog_removes_nothing_elsewhere(scripts: Scripts, site: Path, folder: Path) -> None:
+def test_the_epilog_removes_nothing_in_untrusted_folders(
+    scripts: Scripts, site: Path, folder: Path
+) -> None:
     scripts.epilog(folder, ADA, 5).ok()  # no job has done anything on this node yet
     his = theirs(site / "his", ADA)
     kept = theirs(his / f"{ADA}.5", ADA)
@@ -209,9 +215,7 @@ def test_the_epilog_removes_nothing_elsewhere(scripts: Scripts, site: Path, fold
     "epilog-processes", "Slurm: no process of a job's container outlives it", instead="pass"
 )
 @pytest.mark.protects("epilog-not-slurms", "Slurm: the epilog ends none of Slurm's own processes")
-def test_the_epilog_ends_what_is_left_of_the_job_and_nothing_else(
-    scripts: Scripts, folder: Path
-) -> None:
+def test_the_epilog_ends_only_processes_of_the_job(scripts: Scripts, folder: Path) -> None:
     """With cgroup v1 a user's runtime makes groups below the step's, which Slurm doesn't see."""
     users = {
         f"uid_{ADA}/job_{JOB}/step_0/task_0/x": ADA,
@@ -254,7 +258,7 @@ while True:
     "epilog-frozen", "Slurm: no process runs away from the epilog", instead="pass"
 )
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="with cgroup v2 Slurm looks into all groups")
-def test_the_epilog_ends_processes_that_are_another_each_moment(
+def test_the_epilog_ends_processes_that_fork_and_exit_constantly(
     scripts: Scripts, folder: Path
 ) -> None:
     """They fork and end, so that a reader of the list signals processes that are gone."""
@@ -285,7 +289,7 @@ def test_the_epilog_ends_processes_that_are_another_each_moment(
         ("SLURM_JOB_UID=5", "SLURM_JOB_ID=5", "SLURM_JOB_USER=.."),
     ],
 )
-def test_without_slurm_they_do_nothing(
+def test_prolog_and_epilog_fail_without_valid_slurm_variables(
     scripts: Scripts, folder: Path, script: str, words: tuple[str, ...]
 ) -> None:
     assert "slurmd" in run(["env", "-i", *words, scripts.folder / script, folder]).failed().stderr

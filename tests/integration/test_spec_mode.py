@@ -21,7 +21,7 @@ def spec_env(bundle: Bundle, driver: Driver) -> dict[str, str]:
 
 
 @RUNTIMES
-def test_programs_find_the_driver_without_a_cache(
+def test_programs_find_the_driver_without_a_loader_cache_in_mode_spec(
     bundle: GpuBundle, spec_env: dict[str, str], driver: Driver
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
@@ -47,7 +47,7 @@ def test_libraries_are_mounted_under_each_of_their_names(
     assert not (bundle.path / "upper/etc/ld.so.cache").exists()
 
 
-def test_exactly_the_requested_gpus(
+def test_a_container_in_mode_spec_opens_only_the_requested_gpu(
     bundle: GpuBundle, spec_env: dict[str, str], driver: Driver
 ) -> None:
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
@@ -71,7 +71,7 @@ def test_the_spec_of_a_container_without_a_request_is_unchanged(
 
 
 @RUNTIMES
-def test_hooks_that_the_engine_added_give_way(
+def test_gpu_hooks_added_by_the_engine_are_removed_in_mode_spec(
     bundle: Bundle,
     installation: Installation,
     spec_env: dict[str, str],

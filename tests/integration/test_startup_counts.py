@@ -104,7 +104,9 @@ def test_container_with_gpus_starts_python_once(
 
 
 @ONE
-def test_documents_load_few_modules(bundle: GpuBundle, config: Path, tmp_path: Path) -> None:
+def test_a_start_with_cdi_specs_loads_few_modules(
+    bundle: GpuBundle, config: Path, tmp_path: Path
+) -> None:
     """With the helper for their hook; what documents say is saved by then."""
     folder = tmp_path / "cdi"
     dirs = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{folder}"]\n'
@@ -130,7 +132,7 @@ def test_documents_load_few_modules(bundle: GpuBundle, config: Path, tmp_path: P
     ],
 )
 @ONE
-def test_container_with_another_vendors_devices(
+def test_another_vendors_devices_cost_no_more_system_calls_than_nvidias(
     bundle: Bundle,
     installation: Installation,
     config: Path,
@@ -176,7 +178,7 @@ def test_container_with_gpus_is_served_without_a_fork(
 
 
 @RUNTIMES
-def test_hook_starts_nothing_else(
+def test_the_hook_starts_no_other_program_and_uses_little_memory(
     bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
     """One interpreter, one pass, less than 20 MiB."""

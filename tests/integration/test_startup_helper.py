@@ -107,7 +107,7 @@ def case(bundle: Bundle, installation: Installation, driver: Driver, tmp_path: P
 
 
 @RUNTIMES
-def test_helper_does_the_work(case: Case) -> None:
+def test_the_helper_does_the_hooks_work(case: Case) -> None:
     """A hook that did it by itself would stumble over the configuration."""
     with nothing_left(case.driver.root, pid=case.bundle.namespace.pid):
         ready = '[ "$(ls /proc/$helper/fd | wc -l)" -gt 20 ]'  # it has opened what it mounts
@@ -123,7 +123,7 @@ def test_hook_does_the_work_where_the_helper_was_killed(case: Case) -> None:
 
 
 @RUNTIMES
-def test_hook_does_the_work_where_the_helper_dies_when_asked(case: Case) -> None:
+def test_the_hook_does_the_work_where_the_helper_dies_during_a_request(case: Case) -> None:
     """It is stopped before the hook asks it, and killed while the hook waits."""
     killer = '(sleep 1; kill -9 "$helper") >/dev/null 2>&1 &'
     inside = seen(case.run(f'kill -STOP "$helper"; {killer}'))
@@ -174,7 +174,7 @@ def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
 
 
 @RUNTIMES
-def test_same_bundle_again(case: Case) -> None:
+def test_a_bundle_started_twice_has_one_hook_and_its_gpus(case: Case) -> None:
     """The hook of the first start, whose helper is gone, is replaced."""
     for _ in range(2):
         case.assert_sees_its_gpus(seen(case.run()))
@@ -184,7 +184,7 @@ def test_same_bundle_again(case: Case) -> None:
 
 
 @RUNTIMES
-def test_hook_of_a_foreign_process_is_not_asked(case: Case) -> None:
+def test_a_process_with_the_helpers_reused_pid_is_not_asked(case: Case) -> None:
     """A process with the helper's reused pid is left running."""
     case.run()
 
@@ -232,7 +232,7 @@ def test_helper_refuses_the_state_of_another_bundle(
 
 
 @RUNTIMES
-def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
+def test_a_failure_has_the_same_message_with_helper_and_hook(case: Case) -> None:
     """A folder is in the place of a program."""
     case.bundle.call("mkdir", "-p", case.bundle.root / "usr/bin/nvidia-smi").ok()
     debug = case.folder / "debug"
@@ -253,7 +253,9 @@ def test_failure_is_reported_as_by_the_hook(case: Case) -> None:
 
 
 @RUNTIMES
-def test_deadline(case: Case, installation: Installation) -> None:
+def test_a_helper_without_a_request_ends_after_its_timeout(
+    case: Case, installation: Installation
+) -> None:
     """A helper without a request ends as its timer says, though it is stopped."""
     case.wrap(f"{case.wait_for_us}; exit 0")
     started = subprocess.Popen(

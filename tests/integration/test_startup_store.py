@@ -48,7 +48,7 @@ def host(workspace: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
         remove(str(made.root))
 
 
-def test_nvml_is_asked_once(host: Host) -> None:
+def test_nvml_is_not_asked_again_for_an_unchanged_driver(host: Host) -> None:
     host.simulate(gpus=8, init_seconds=SLOW)
     began = time.monotonic()
     first = host.inventory()
@@ -76,7 +76,9 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
-def test_next_container_is_right(host: Host, before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_a_changed_driver_gives_a_new_inventory(
+    host: Host, before: dict[str, Any], after: dict[str, Any]
+) -> None:
     host.simulate(**before)
     old = host.inventory()
     assert cache.saved(host.config, VENDOR) == old
@@ -90,7 +92,7 @@ def test_next_container_is_right(host: Host, before: dict[str, Any], after: dict
     assert cache.get_inventory(fresh, VENDOR, save=False) == new
 
 
-def test_driver_gone_is_no_inventory(host: Host) -> None:
+def test_a_removed_driver_gives_an_error_and_no_saved_inventory(host: Host) -> None:
     host.simulate()
     host.inventory()
     remove(str(host.root))
@@ -107,7 +109,7 @@ def test_driver_that_fails_is_asked_again(host: Host) -> None:
     assert len(host.inventory().gpus) == 1
 
 
-def test_refresh_command_saves(host: Host, installation: Any) -> None:
+def test_the_refresh_command_saves_the_inventory(host: Host, installation: Any) -> None:
     from harness.commands import run  # noqa: PLC0415 - only this test starts a command
 
     host.simulate(gpus=3)
@@ -135,7 +137,7 @@ def test_refresh_command_saves(host: Host, installation: Any) -> None:
     assert "2 GPUs" in told
 
 
-def test_an_inventory_that_misses_a_gpu_soon_counts_no_more(host: Host) -> None:
+def test_a_saved_inventory_with_a_lost_gpu_expires(host: Host) -> None:
     """Nothing but NVML tells when a GPU that had fallen off the bus is back."""
     host.simulate(gpus=2, lost=frozenset({1}))
     assert host.inventory().lost == (1,)

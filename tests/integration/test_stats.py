@@ -121,7 +121,9 @@ def terminal(config: Path, *options: str, term: str = "xterm", **more: str) -> I
         os.close(ours)
 
 
-def test_live(driver: Driver, configs: dict[str, Path], container: Bundle) -> None:
+def test_the_live_view_shows_gpus_processes_and_history(
+    driver: Driver, configs: dict[str, Path], container: Bundle
+) -> None:
     gpu = driver.gpus[0].uuid
     with terminal(configs["runc"], "--interval=0.2") as seen:
         drawn = seen.wait(lambda text: text.count(container.name) >= 2, "both its GPUs are shown")
@@ -164,7 +166,7 @@ def _has_process(text: str, pid: str) -> bool:
 
 
 @pytest.mark.parametrize("key", ["q", "Q"])
-def test_a_key_ends_it(driver: Driver, configs: dict[str, Path], key: str) -> None:
+def test_the_q_key_ends_the_live_view(driver: Driver, configs: dict[str, Path], key: str) -> None:
     """At once, and keys that mean nothing are passed over."""
     with terminal(configs["runc"], "--interval=3600") as seen:
         seen.wait(lambda text: "q ends this" in text, "it is shown")
@@ -190,7 +192,7 @@ def test_a_signal_restores_the_terminal_at_once(
         assert seen.read().endswith(RESTORED)
 
 
-def test_a_driver_that_hangs_leaves_the_view_alive(
+def test_the_live_view_continues_while_a_driver_hangs(
     driver: Driver, configs: dict[str, Path]
 ) -> None:
     with terminal(configs["runc"], "--interval=0.2") as seen:
@@ -217,7 +219,9 @@ def _asking(pid: int) -> list[int]:
     return found
 
 
-def test_terminals_that_cannot_do_much(driver: Driver, configs: dict[str, Path]) -> None:
+def test_dumb_and_colorless_terminals_get_plain_output(
+    driver: Driver, configs: dict[str, Path]
+) -> None:
     with terminal(configs["runc"], "--interval=0.2", term="dumb") as seen:
         seen.wait(lambda text: text.count("MODEL") >= 2, "looks come one below the other")
         os.write(seen.fd, b"\x03")
@@ -293,7 +297,7 @@ def test_a_pipe_gets_repeated_reports(driver: Driver, configs: dict[str, Path]) 
         assert process.returncode == 0
 
 
-def test_lost_gpus_are_named(installation: Installation, tmp_path: Path) -> None:
+def test_a_lost_gpu_is_reported_as_a_problem(installation: Installation, tmp_path: Path) -> None:
     made = simulate(installation, tmp_path / "driver", "--gpus=3", "--lost=1")
     config = write_config(tmp_path / "etc", made.root, ["runc"])
     done = run([*COMMAND, "--no-stream", "--format=json", "--config", config]).ok()
@@ -302,7 +306,7 @@ def test_lost_gpus_are_named(installation: Installation, tmp_path: Path) -> None
     assert "GPU 1 has fallen off the bus (lost)" in look["problems"]
 
 
-def test_no_driver(configs: dict[str, Path], tmp_path: Path) -> None:
+def test_a_missing_driver_is_an_error(configs: dict[str, Path], tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f'[nvidia-container-cli]\nroot = "{tmp_path}"\n')
     for options in ([], ["--no-stream"]):
@@ -311,7 +315,7 @@ def test_no_driver(configs: dict[str, Path], tmp_path: Path) -> None:
         assert done.stderr.startswith("gpuhook: There is no NVIDIA driver")
 
 
-def test_an_ordinary_user_is_told_what_is_missing(
+def test_an_ordinary_user_is_warned_that_containers_are_not_listed(
     reachable: Path, driver: Driver, configs: dict[str, Path]
 ) -> None:
     command: list[str | Path] = [*AS_STRANGER, reachable / "gpuhook"]

@@ -140,7 +140,7 @@ def test_two_services_never_share_a_gpu(node: Swarm, driver: Driver) -> None:
     assert sorted(index for each in again.values() for index in each) == list(range(8))
 
 
-def test_service_that_asks_for_two(node: Swarm, driver: Driver) -> None:
+def test_services_that_ask_for_two_gpus_get_two_each(node: Swarm, driver: Driver) -> None:
     names = [f"two-{number}" for number in range(4)]
     for name in names:
         node.service(name, *TWO)
@@ -159,7 +159,9 @@ def test_nvidia_visible_devices_does_not_override_the_swarm_resource(
     assert len(gpus_of(node, driver, "asks")["asks"]) == 1
 
 
-def test_amds_beside(node: Swarm, driver: Driver, amd: Devices) -> None:
+def test_nvidia_and_amd_gpus_are_counted_separately(
+    node: Swarm, driver: Driver, amd: Devices
+) -> None:
     names = ["both-1", "both-2"]
     for name in names:
         node.service(name, *ONE, "--generic-resource", "AMD_GPU=1")
@@ -173,7 +175,7 @@ def test_amds_beside(node: Swarm, driver: Driver, amd: Devices) -> None:
     node.wait("both-3", lambda: "insufficient resources" in node.state("both-3")[1])
 
 
-def test_leases_hold_beside_the_swarms_own_count(node: Swarm, driver: Driver) -> None:
+def test_a_service_waits_for_a_gpu_leased_outside_the_swarm(node: Swarm, driver: Driver) -> None:
     """A container that the swarm knows nothing of has all GPUs; afterwards the service runs."""
     words = ("run", "--detach", "--env", "NVIDIA_VISIBLE_DEVICES=all", image("debian"))
     other = node.docker.call(*words, "sleep", "100000").ok().stdout.strip()

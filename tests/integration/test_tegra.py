@@ -120,7 +120,7 @@ def test_discovery_finds_the_tegra_device_nodes_and_files(tegra: Devices) -> Non
     assert Inventory.from_json(found.to_json()) == found
 
 
-def test_nothing_comes_from_outside_the_root(copy: Path) -> None:
+def test_files_outside_the_driver_root_are_not_listed(copy: Path) -> None:
     """Links end below it, and types are what they say."""
     (copy / "usr/out").symlink_to("/../../../../../../../etc/passwd")
     (copy / "usr/loop").symlink_to("loop")
@@ -141,14 +141,14 @@ def test_a_file_within_a_listed_folder_is_not_added_separately(copy: Path) -> No
     assert not [each for each in found.files if each.target.endswith("one.conf")]
 
 
-def test_ignored_links(copy: Path) -> None:
+def test_links_matching_csv_ignore_are_not_made(copy: Path) -> None:
     config = settings(copy)
     config.csv_ignore = ("**/libcuda.so",)
     links = [each.path for each in discover(config).files if each.kind == "link"]
     assert links == ["/dev/dri/by-path/platform-13e00000.host1x-card"]
 
 
-def test_without_tegras_files_it_is_none(copy: Path) -> None:
+def test_without_tegra_marker_files_there_is_no_driver(copy: Path) -> None:
     (copy / "etc/nv_tegra_release").unlink()
     (copy / "sys/devices/soc0/family").write_text("other")
     with pytest.raises(NoDriverError, match="There is no NVIDIA driver"):
@@ -175,7 +175,7 @@ def test_an_nvml_driver_without_tegra_gpus_is_not_treated_as_tegra(with_nvml: Pa
     assert (found.platform, len(found.gpus)) == ("", 1)
 
 
-def test_an_nvml_that_names_tegras_own_gpu(with_nvml: Path) -> None:
+def test_an_nvml_that_names_an_nvgpu_device_is_tegra(with_nvml: Path) -> None:
     [library] = with_nvml.glob("usr/lib/*/libnvidia-ml.so.[1-9]*.*")
     data = library.read_bytes()
     assert b"NVIDIA H200\0" in data
@@ -196,7 +196,7 @@ def test_another_gpu_beside_tegras_own_is_refused(tegra: Devices) -> None:
         discover_tegra(root, settings(tegra.root), answer)
 
 
-def test_changes_make_an_inventory_stale(copy: Path) -> None:
+def test_changed_nodes_and_lists_make_an_inventory_stale(copy: Path) -> None:
     config = settings(copy)
     before = fingerprint.surroundings(config, VENDOR)
     assert fingerprint.surroundings(config, VENDOR) == before
@@ -209,7 +209,7 @@ def test_changes_make_an_inventory_stale(copy: Path) -> None:
     assert fingerprint.surroundings(config, VENDOR) != later
 
 
-def test_without_lists_there_is_no_gpu(copy: Path) -> None:
+def test_tegra_without_csv_lists_is_an_error(copy: Path) -> None:
     shutil.rmtree(copy / LISTS)
     with pytest.raises(DriverError, match="no list in"):
         discover(settings(copy))
@@ -221,7 +221,9 @@ def test_without_lists_there_is_no_gpu(copy: Path) -> None:
 @MODES
 @pytest.mark.parametrize("word", ["all", "0"])
 @ONE
-def test_in_containers(bundle: Bundle, config: Path, tegra: Devices, mode: str, word: str) -> None:
+def test_a_tegra_container_has_its_gpu_and_groups(
+    bundle: Bundle, config: Path, tegra: Devices, mode: str, word: str
+) -> None:
     in_mode(config, mode)
     bundle.change(as_user)
     bundle.environ(f"{ASK}={word}")
@@ -234,7 +236,9 @@ def test_in_containers(bundle: Bundle, config: Path, tegra: Devices, mode: str, 
 
 @ONE
 @MODES
-def test_every_list(bundle: Bundle, config: Path, tegra: Devices, mode: str) -> None:
+def test_every_csv_list_gives_its_nodes_when_requested(
+    bundle: Bundle, config: Path, tegra: Devices, mode: str
+) -> None:
     in_mode(config, mode)
     bundle.environ(f"{ASK}=all", EVERY)
     bundle.command(*LOOK)
@@ -242,7 +246,7 @@ def test_every_list(bundle: Bundle, config: Path, tegra: Devices, mode: str) -> 
 
 
 @MODES
-def test_other_nodes_cannot_be_opened(
+def test_a_tegra_container_cannot_open_unlisted_nodes(
     bundle: Bundle, config: Path, tegra: Devices, mode: str
 ) -> None:
     in_mode(config, mode)
@@ -254,7 +258,9 @@ def test_other_nodes_cannot_be_opened(
 
 
 @ONE
-def test_none_gets_no_node(bundle: Bundle, config: Path, tegra: Devices) -> None:
+def test_a_request_for_none_gets_no_tegra_node(
+    bundle: Bundle, config: Path, tegra: Devices
+) -> None:
     bundle.environ(f"{ASK}=none")
     bundle.command(*LOOK)
     assert nodes_seen(tegra.started(bundle, config)) == {}
@@ -267,7 +273,9 @@ def test_a_missing_device_is_refused(bundle: Bundle, config: Path, tegra: Device
 
 
 @ONE
-def test_the_commands(bundle: Bundle, config: Path, tegra: Devices) -> None:
+def test_list_explain_and_doctor_describe_tegra(
+    bundle: Bundle, config: Path, tegra: Devices
+) -> None:
     bundle.environ(f"{ASK}=0")
     tegra.start(bundle, config)
     assert tegra.ask(config, "list")["gpus"][0]["containers"] == [bundle.name]
@@ -280,7 +288,7 @@ def test_the_commands(bundle: Bundle, config: Path, tegra: Devices) -> None:
     assert not {"device-nodes", "nvml", "driver-versions"} & set(findings)
 
 
-def test_podman_by_document_and_hook(
+def test_podman_gives_the_tegra_gpu_by_cdi_spec_and_hook(
     tegra: Devices, workspace: Path, host: Namespace, archive: Path, driver: Driver
 ) -> None:
     del driver  # the images are made with it

@@ -396,7 +396,7 @@ def bare(workspace: Path, host: Namespace, archive: Path) -> Iterator[Docker]:
         yield engine
 
 
-def test_the_document_is_about_these_texts() -> None:
+def test_the_troubleshooting_page_has_exactly_the_tested_headings() -> None:
     assert headings() == OURS.keys() | DOCKERS.keys() | CDI | RUNTIME | OTHERS
 
 
@@ -439,7 +439,9 @@ def test_the_documented_ctr_error_for_the_gpus_option_occurs(containerd_runc: Co
         assert_says(done, 'exec: "nvidia-container-cli": executable file not found in $PATH')
 
 
-def test_a_folder_that_is_deleted(installation: Installation, tmp_path: Path) -> None:
+def test_a_deleted_working_directory_gives_the_documented_shell_message(
+    installation: Installation, tmp_path: Path
+) -> None:
     """Another shell than dash says it otherwise; the command does its work."""
     text = "sh: 0: getcwd() failed: No such file or directory"
     script = f'mkdir "$0" && cd "$0" && rmdir "$0" && exec {installation.command} --version'
@@ -448,12 +450,12 @@ def test_a_folder_that_is_deleted(installation: Installation, tmp_path: Path) ->
     assert "version" in done.stdout
 
 
-def test_a_driver_without_a_gpu(docker: Docker) -> None:
+def test_a_request_for_no_gpu_gives_the_documented_nvidia_smi_message(docker: Docker) -> None:
     done = docker.run(DEBIAN, "nvidia-smi", env=["NVIDIA_VISIBLE_DEVICES=none"])
     assert_says(done, "No devices were found")
 
 
-def test_nodes_that_cannot_be_opened(scene: Scene) -> None:
+def test_inaccessible_device_nodes_give_the_documented_nvml_message(scene: Scene) -> None:
     config = write_config(scene.folder / "config", closed_nodes(scene), ["runc"])
     text = config.read_text().replace("load-kmods", 'user = "root"\nload-kmods')
     scene.bundle.change(lambda spec: spec["process"].update(user={"uid": 1000, "gid": 1000}))

@@ -95,7 +95,7 @@ def steps() -> Iterator[tuple[str, str]]:
         yield last, printed
 
 
-def test_each_step_does_what_the_page_says(machine: Machine) -> None:
+def test_each_tutorial_step_prints_the_documented_output(machine: Machine) -> None:
     done, was_there = 0, Path("/run/gpuhook").exists()  # as where gpuhook is installed
     for command, printed in steps():
         result = machine.perform(command)

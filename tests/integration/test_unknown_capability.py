@@ -49,7 +49,9 @@ def warnings(config: Path) -> list[tuple[str, str]]:
     ids=["helper", "hook", "spec"],
 )
 @RUNTIMES
-def test_a_start(asking: GpuBundle, driver: Driver, ours: str, runtime: str, program: str) -> None:
+def test_an_unknown_capability_is_ignored_with_a_warning_at_a_start(
+    asking: GpuBundle, driver: Driver, ours: str, runtime: str, program: str
+) -> None:
     config = configured(asking, driver, ours=ours, runtime=runtime)
     found = seen(asking.start(config)).libraries
     assert [name for name in GIVEN if found[name][0] == "-"] == []
@@ -59,7 +61,9 @@ def test_a_start(asking: GpuBundle, driver: Driver, ours: str, runtime: str, pro
 
 
 @ONE
-def test_an_engines_hook(asking: GpuBundle, driver: Driver) -> None:
+def test_an_engines_hook_ignores_an_unknown_capability_with_a_warning(
+    asking: GpuBundle, driver: Driver
+) -> None:
     config = configured(asking, driver)
     asking.by_hook(config)
     found = seen(asking.run(asking.runtime)).libraries
@@ -68,7 +72,7 @@ def test_an_engines_hook(asking: GpuBundle, driver: Driver) -> None:
 
 
 @ONE
-def test_the_commands_show_it(asking: GpuBundle, driver: Driver) -> None:
+def test_explain_and_doctor_report_an_unknown_capability(asking: GpuBundle, driver: Driver) -> None:
     config = configured(asking, driver)
     command, options = asking.installation.command, ("--config", config, "--format", "json")
     explained = asking.call(command, "explain", "--bundle", asking.path, *options).ok()
@@ -98,7 +102,7 @@ def test_an_unknown_capability_is_refused_if_the_supported_set_is_limited(
 
 @pytest.mark.parametrize("ours", ["helper = true", "helper = false"])
 @ONE
-def test_a_document_gives_everything_whatever_is_asked(
+def test_a_cdi_spec_gives_all_libraries_without_a_capability_warning(
     asking: GpuBundle, driver: Driver, ours: str
 ) -> None:
     """Its hook reads no capabilities, as with another engine's."""
@@ -112,7 +116,7 @@ def test_a_document_gives_everything_whatever_is_asked(
 
 
 @RUNTIMES
-def test_an_unknown_variable(bundle: GpuBundle, driver: Driver) -> None:
+def test_an_unknown_nvidia_variable_gives_a_warning(bundle: GpuBundle, driver: Driver) -> None:
     """It may be one of a newer toolkit of NVIDIA's: the container starts, and the log names it."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_COMPUTE_LIMIT=50")
     bundle.command("true")

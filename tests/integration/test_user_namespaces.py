@@ -119,7 +119,7 @@ def test_an_engine_hook_gives_gpus_in_a_user_namespace(
         assert_sees_its_gpus(mapped.run(mapped.runtime), driver)
 
 
-def test_a_hook_that_cannot_know_the_bundle(
+def test_a_hook_that_cannot_find_its_bundle_fails_until_it_is_configured(
     mapped: GpuBundle, driver: Driver, config: Path
 ) -> None:
     mapped.by_hook(config)
@@ -135,7 +135,7 @@ def test_a_hook_that_cannot_know_the_bundle(
     assert_sees_its_gpus(mapped.call(mapped.runtime, "run", mapped.name), driver)
 
 
-def test_the_bundle_of_another_container(
+def test_a_hook_never_takes_another_containers_bundle(
     mapped: GpuBundle, driver: Driver, config: Path, workspace: Path, roots: dict[str, Path]
 ) -> None:
     """A hook whose arguments name it gives this container nothing, and takes the right bundle."""

@@ -89,7 +89,7 @@ class Scene:
 @MODES
 @OPTIONS
 @pytest.mark.parametrize("covered", ["/usr/lib/wsl", "/usr/lib/wsl/drivers", "/usr/lib/wsl/lib"])
-def test_wsls_folders(
+def test_a_volume_over_wsl_folders_stays_unchanged_and_gpus_work(
     bundle: Bundle, installation: Installation, wsl: Driver, covered: str, options: str, mode: str
 ) -> None:
     """As Microsoft's samples and docker buildx have them."""
@@ -125,7 +125,7 @@ def host_folder(bundle: Bundle, image: Path, driver: Driver | None, libs: str = 
 @RUNTIMES
 @MODES
 @OPTIONS
-def test_a_hosts_library_folder(
+def test_a_volume_of_a_hosts_library_folder_stays_unchanged_and_gpus_work(
     bundle: Bundle, installation: Installation, driver: Driver, roots: dict[str, Path],
     options: str, mode: str,
 ) -> None:  # fmt: skip
@@ -148,7 +148,7 @@ def test_a_hosts_library_folder(
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @OPTIONS
 @pytest.mark.parametrize("lacking", ["libcuda.so.", "libnvidia-ml.so."])
-def test_a_folder_without_a_needed_library(
+def test_a_volume_without_a_needed_library_is_refused_and_unchanged(
     bundle: Bundle, installation: Installation, driver: Driver, roots: dict[str, Path],
     lacking: str, options: str, mode: str,
 ) -> None:  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_folder_without_a_needed_library(
 
 @ONE
 @pytest.mark.parametrize("place", ["libcuda.so.", "glvnd/egl_vendor.d/10_nvidia.json"])
-def test_a_refusal_says_where_that_is(
+def test_a_folder_in_a_files_place_is_refused_naming_the_volume(
     bundle: Bundle, installation: Installation, driver: Driver, roots: dict[str, Path], place: str
 ) -> None:
     """A folder in a file's place: in a volume it isn't the image's."""
@@ -185,7 +185,7 @@ def test_a_refusal_says_where_that_is(
 
 
 @ONE
-def test_a_damaged_cache_in_a_volume(
+def test_a_damaged_cache_in_a_volume_is_refused(
     bundle: Bundle, installation: Installation, driver: Driver
 ) -> None:
     scene = Scene(bundle, installation, driver.root, "hook")
@@ -199,7 +199,7 @@ def test_a_damaged_cache_in_a_volume(
 
 
 @ONE
-def test_links_in_a_circle_in_a_volume(
+def test_circular_links_in_a_volume_are_refused(
     bundle: Bundle, installation: Installation, driver: Driver
 ) -> None:
     scene = Scene(bundle, installation, driver.root, "hook")
@@ -212,7 +212,7 @@ def test_links_in_a_circle_in_a_volume(
 
 
 @ONE
-def test_explain_says_it_beforehand(
+def test_explain_reports_volume_warnings_and_errors_before_a_start(
     bundle: Bundle, installation: Installation, driver: Driver, roots: dict[str, Path]
 ) -> None:
     scene = Scene(bundle, installation, driver.root, "hook")
@@ -237,7 +237,7 @@ MAKER = (
 @RUNTIMES
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @OPTIONS
-def test_a_declared_vendors_library(
+def test_a_declared_vendors_library_in_a_volume_is_found(
     bundle: Bundle, installation: Installation, roots: dict[str, Path], workspace: Path,
     options: str, mode: str,
 ) -> None:  # fmt: skip

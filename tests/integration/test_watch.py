@@ -51,7 +51,7 @@ def test_an_event_behind_others_ends_the_wait(workspace: Path) -> None:
             assert events.wait(5.0)
 
 
-def test_other_events_do_not(workspace: Path) -> None:
+def test_unrelated_events_do_not_end_the_wait(workspace: Path) -> None:
     timer = threading.Timer(0.2, NULL.write_text, ["change"])
     with Events(lambda event: concerns_us(event, Config())) as events:
         timer.start()
@@ -142,7 +142,7 @@ def watched(workspace: Path, installation: Installation) -> Iterator[Watched]:
     run(["rm", "-rf", folder]).ok()
 
 
-def test_a_change_is_saved_before_anyone_asks(watched: Watched) -> None:
+def test_a_changed_driver_is_saved_before_a_container_start(watched: Watched) -> None:
     watched.wait_for("1 GPUs, 0 MIG devices")
     watched.simulate("--gpus=3")
     watched.wait_for("3 GPUs, 0 MIG devices")
@@ -162,7 +162,7 @@ def names(document: Path) -> set[str]:
     }
 
 
-def test_documents_come_and_go_with_the_driver(watched: Watched) -> None:
+def test_cdi_specs_are_written_and_removed_with_the_driver(watched: Watched) -> None:
     document = watched.keep_documents()
     try:
         assert names(document) == {"0", "all"}
@@ -178,7 +178,7 @@ def test_documents_come_and_go_with_the_driver(watched: Watched) -> None:
         run(["rm", "-rf", document.parent]).ok()
 
 
-def test_documents_follow_what_a_container_start_has_seen_first(watched: Watched) -> None:
+def test_cdi_specs_are_updated_when_another_command_saved_first(watched: Watched) -> None:
     """Then the saved inventory is fresh when the watch looks."""
     watched.wait_for("1 GPUs")
     document = watched.keep_documents()
@@ -192,7 +192,7 @@ def test_documents_follow_what_a_container_start_has_seen_first(watched: Watched
         run(["rm", "-rf", document.parent]).ok()
 
 
-def test_a_document_that_cannot_be_written_is_tried_again(watched: Watched) -> None:
+def test_a_cdi_spec_that_cannot_be_written_is_tried_again(watched: Watched) -> None:
     watched.wait_for("1 GPUs")
     document = watched.keep_documents()
     try:
@@ -213,7 +213,9 @@ def test_a_document_that_cannot_be_written_is_tried_again(watched: Watched) -> N
         run(["rm", "-rf", document.parent]).ok()
 
 
-def test_documents_are_there_before_engines_start(watched: Watched, workspace: Path) -> None:
+def test_cdi_specs_exist_when_the_watch_reports_readiness(
+    watched: Watched, workspace: Path
+) -> None:
     """systemd starts engines once the watch is ready."""
     document = watched.keep_documents()
     stop(watched.process)
@@ -230,7 +232,7 @@ def test_documents_are_there_before_engines_start(watched: Watched, workspace: P
             run(["rm", "-rf", document.parent]).ok()
 
 
-def test_a_driver_that_goes_is_told_once(watched: Watched) -> None:
+def test_a_missing_driver_is_logged_once(watched: Watched) -> None:
     watched.wait_for("1 GPUs")
     watched.simulate("--fail=not-loaded")
     watched.wait_for("Driver Not Loaded")

@@ -52,7 +52,7 @@ def members(wheel: zipfile.ZipFile, under: str) -> dict[str, zipfile.ZipInfo]:
     return found
 
 
-def test_every_file_of_the_package_and_no_other(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_exactly_the_files_of_the_package(wheel: zipfile.ZipFile) -> None:
     package = {
         str(path.relative_to(SOURCES))
         for path in (SOURCES / "gpuhook").rglob("*")
@@ -83,7 +83,7 @@ def test_the_simulator_is_built_as_a_separate_wheel(tmp_path: Path) -> None:
     assert "licenses/LICENSE" in members(wheel, ".dist-info/")
 
 
-def test_the_default_configuration_is_the_one_of_the_repository(wheel: zipfile.ZipFile) -> None:
+def test_the_default_configuration_in_the_wheel_is_the_repositorys(wheel: zipfile.ZipFile) -> None:
     assert wheel.read("gpuhook/tools/config/config.toml") == DEFAULT.read_bytes()
 
 
@@ -103,7 +103,7 @@ def test_an_sdist_holds_the_sources_and_builds_the_same_wheel(
     assert {member.filename: member.CRC for member in members_of_built} == crc
 
 
-def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
+def test_the_launchers_are_executable_and_the_compiled_ones_equal(wheel: zipfile.ZipFile) -> None:
     scripts = members(wheel, ".data/scripts/")
     assert set(scripts) == {"gpuhook", *NAMES}
     assert wheel.read(scripts["gpuhook"]) == (REPOSITORY / "launchers/gpuhook").read_bytes()
@@ -114,13 +114,15 @@ def test_the_launchers_are_programs(wheel: zipfile.ZipFile) -> None:
         assert stat.S_IMODE(member.external_attr >> 16) & 0o111 == 0o111
 
 
-def test_the_commands(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_exactly_the_documented_entry_points(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(members(wheel, ".dist-info/")["entry_points.txt"]).decode()
     commands = {line.partition(" = ")[0] for line in text.splitlines() if " = " in line}
     assert commands == {"gpu-docker", "gpuhook-ctk"}
 
 
-def test_a_virtual_environment_that_was_moved(installation: Installation, tmp_path: Path) -> None:
+def test_a_moved_virtual_environment_still_works(
+    installation: Installation, tmp_path: Path
+) -> None:
     """By its own path and by a link; PYTHONPATH leads neither elsewhere."""
     moved, link = tmp_path / "moved to here", tmp_path / "gpuhook"
     shutil.copytree(installation.bin.parent, moved, symlinks=True)
@@ -135,7 +137,7 @@ def test_a_virtual_environment_that_was_moved(installation: Installation, tmp_pa
         assert run([command, "no-such-command"]).status == 2
 
 
-def test_a_wheel_is_for_the_machine_that_it_was_compiled_on(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_is_tagged_for_the_building_machine(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(members(wheel, ".dist-info/")["WHEEL"]).decode()
     assert f"Tag: py3-none-linux_{os.uname().machine}\n" in text
     assert "Root-Is-Purelib: true\n" in text  # beside the bin folder, where the launcher looks
@@ -160,7 +162,7 @@ def test_wheel_metadata_names_python_version_and_dependencies(wheel: zipfile.Zip
     assert "licenses/LICENSE" in info
 
 
-def test_no_path_leads_out(wheel: zipfile.ZipFile) -> None:
+def test_wheel_paths_stay_inside_the_installation(wheel: zipfile.ZipFile) -> None:
     for name in wheel.namelist():
         assert not name.startswith("/")
         assert ".." not in Path(name).parts

@@ -118,7 +118,7 @@ def test_discovery_finds_the_wsl_gpus_and_driver_files(wsl: Devices) -> None:
 
 
 @pytest.mark.parametrize("name", ["libnvoptix_loader.so", "nvoptix.bin", "nvapi64.dll"])
-def test_a_driver_of_windows_may_have_more(copy: Path, name: str) -> None:
+def test_additional_files_of_a_windows_driver_are_found(copy: Path, name: str) -> None:
     (copy / STORE.lstrip("/") / name).write_bytes(b"Windows'")
     assert f"{STORE}/{name}" in {file.path for file in found_in(copy).files}
 
@@ -137,21 +137,21 @@ def test_without_nvml_there_is_one_gpu_without_uuid(copy: Path) -> None:
     assert device.names["uuid"] == device.names["bus_id"] == ()
 
 
-def test_without_nvidias_driver_in_windows(copy: Path) -> None:
+def test_wsl_without_nvidias_windows_driver_is_an_error(copy: Path) -> None:
     for store in (STORE, OLDER):
         (copy / store.lstrip("/") / "libcuda.so.1.1").unlink()
     with pytest.raises(NoDriverError, match=r"This is WSL2, and no folder"):
         found_in(copy)
 
 
-def test_without_dxcore_it_is_no_wsl(copy: Path) -> None:
+def test_a_driver_without_dxcore_is_not_treated_as_wsl(copy: Path) -> None:
     """And what NVML says of no minor stands for no node: /dev/nvidia-1 would be nonsense."""
     (copy / "usr/lib/wsl/lib/libdxcore.so").unlink()
     with pytest.raises(DriverError, match=r"can't say which device nodes the GPUs 0, 1 have"):
         found_in(copy)
 
 
-def test_a_store_that_leads_out_of_the_root(copy: Path) -> None:
+def test_links_out_of_the_root_and_special_files_are_ignored(copy: Path) -> None:
     """Links end below the driver root, and what is no regular file is no driver file."""
     store = copy / STORE.lstrip("/")
     (store / "libout.so.1").symlink_to("/../../../../../../etc/passwd")
@@ -166,7 +166,9 @@ def test_a_store_that_leads_out_of_the_root(copy: Path) -> None:
 @MODES
 @pytest.mark.parametrize("word", ["all", "1", "uuid"])
 @ONE
-def test_in_containers(bundle: Bundle, config: Path, wsl: Devices, mode: str, word: str) -> None:
+def test_a_wsl_container_has_the_requested_gpu(
+    bundle: Bundle, config: Path, wsl: Devices, mode: str, word: str
+) -> None:
     in_mode(config, mode)
     bundle.environ(f"{ASK}={uuids(wsl)[0] if word == 'uuid' else word}")
     bundle.command(*LOOK)
@@ -177,7 +179,9 @@ def test_in_containers(bundle: Bundle, config: Path, wsl: Devices, mode: str, wo
 
 @MODES
 @ONE
-def test_none_gets_no_node(bundle: Bundle, config: Path, wsl: Devices, mode: str) -> None:
+def test_a_request_for_none_cannot_open_the_wsl_node(
+    bundle: Bundle, config: Path, wsl: Devices, mode: str
+) -> None:
     in_mode(config, mode)
     bundle.environ(f"{ASK}=none")
     bundle.command(*vendors.make_and_open(wsl, [DXG]))
@@ -202,7 +206,7 @@ def test_unavailable_devices_and_unmet_requirements_are_refused(
 
 
 @ONE
-def test_a_read_only_image(bundle: Bundle, config: Path, wsl: Devices) -> None:
+def test_a_read_only_image_gets_its_wsl_gpu(bundle: Bundle, config: Path, wsl: Devices) -> None:
     bundle.change(lambda spec: spec["root"].update(readonly=True))
     bundle.environ(f"{ASK}=all")
     bundle.command(*LOOK)
@@ -210,7 +214,7 @@ def test_a_read_only_image(bundle: Bundle, config: Path, wsl: Devices) -> None:
 
 
 @ONE
-def test_the_commands(bundle: Bundle, config: Path, wsl: Devices) -> None:
+def test_list_explain_and_doctor_describe_wsl(bundle: Bundle, config: Path, wsl: Devices) -> None:
     bundle.environ(f"{ASK}=0")
     wsl.start(bundle, config)
     listed: dict[str, Any] = wsl.ask(config, "list")
@@ -227,7 +231,7 @@ def test_the_commands(bundle: Bundle, config: Path, wsl: Devices) -> None:
     assert not {"device-nodes", "nvml", "driver-versions", "ld-cache"} & set(findings)
 
 
-def test_podman_by_document_and_hook(
+def test_podman_gives_wsl_gpus_by_cdi_spec_and_hook(
     wsl: Devices, workspace: Path, host: Namespace, archive: Path, driver: Driver
 ) -> None:
     del driver  # the images are made with it

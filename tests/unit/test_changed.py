@@ -14,18 +14,18 @@ import pytest
         ("tests/unit/test_log.py", ""),
     ],
 )
-def test_a_source_file_is_a_module(path: str, name: str) -> None:
+def test_a_source_path_is_mapped_to_its_module(path: str, name: str) -> None:
     assert changed.module(path) == name
 
 
-def test_tests_belong_to_the_modules_that_they_import() -> None:
+def test_tests_are_chosen_by_the_modules_they_import() -> None:
     found = changed.tests_of(["src/gpuhook/base/loader/elf.py"])
     assert "tests/unit/base/loader/test_elf.py" in found
     assert "tests/unit/test_layers.py" in found
     assert "tests/unit/test_log.py" not in found
 
 
-def test_a_name_within_parentheses_is_an_import() -> None:
+def test_a_name_imported_in_parentheses_counts_as_an_import() -> None:
     found = changed.tests_of(["src/gpuhook/vendors/nvidia/vendor.py"])
     assert "tests/unit/core/plan/test_copies.py" in found
 

@@ -67,7 +67,7 @@ def _options(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_commands_and_options_exist(path: Path) -> None:
+def test_commands_and_options_in_the_docs_exist(path: Path) -> None:
     context = click.Context(cli)
     for name, rest in USE.findall(_code(path.read_text())):
         command = cli.get_command(context, name)
@@ -91,7 +91,7 @@ def _reserved(value: Any) -> Iterator[dict[str, Any]]:
             yield from _reserved(inner)
 
 
-def test_compose_takes_the_devices_of_the_pages() -> None:
+def test_compose_devices_in_the_docs_have_capabilities() -> None:
     """It refuses those without capabilities, which CDI has no use for."""
     texts = [path.read_text() for path in DOCUMENTS]
     blocks = [block for text in texts for _, _, block in LANGUAGE.findall(text)]
@@ -107,7 +107,7 @@ def test_compose_takes_the_devices_of_the_pages() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_in_the_docs_lead_to_existing_files(path: Path) -> None:
     """In the repository too, and so not to pages that only the site has."""
     targets = {
         Path(os.path.normpath(path.parent / each)) for each in LINK.findall(path.read_text())
@@ -116,7 +116,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", KNOWN.values(), ids=KNOWN)
-def test_every_vendor_is_described(names: ModuleType) -> None:
+def test_every_vendor_is_described_in_the_docs(names: ModuleType) -> None:
     """Its variables are in the table of all, and on a page of its own that support names."""
     docs = REPOSITORY / "docs"
     requests = (docs / "requests.md").read_text()
@@ -127,7 +127,7 @@ def test_every_vendor_is_described(names: ModuleType) -> None:
     assert [path for path in pages if first in path.read_text()], f"docs/vendors for {first}"
 
 
-def test_the_page_on_vendors_shows_what_is_there() -> None:
+def test_the_page_on_adding_vendors_shows_the_test_vendors_code() -> None:
     """Its code is that of the tests' vendor, letter by letter."""
     folder = REPOSITORY / "tests/vendors"
     sources = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
@@ -137,7 +137,7 @@ def test_the_page_on_vendors_shows_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)
-def test_a_picture_can_be_shown_and_loads_nothing(path: Path) -> None:
+def test_a_picture_is_valid_and_loads_no_other_file(path: Path) -> None:
     for element in ET.parse(path).iter():  # noqa: S314 - ours
         addresses = [value for name, value in element.items() if name.endswith("href")]
         assert [each for each in addresses if not each.startswith("#")] == []
@@ -145,7 +145,7 @@ def test_a_picture_can_be_shown_and_loads_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cost.svg", "image.svg", "overview.svg", "start.svg"])
-def test_a_drawing_can_be_read_on_a_dark_page_and_aloud(name: str) -> None:
+def test_a_drawing_has_a_dark_style_title_and_description(name: str) -> None:
     root = ET.parse(REPOSITORY / "docs/images" / name).getroot()  # noqa: S314
     texts = {element.tag.rpartition("}")[2]: element.text or "" for element in root}
     assert texts["title"]
@@ -153,7 +153,7 @@ def test_a_drawing_can_be_read_on_a_dark_page_and_aloud(name: str) -> None:
     assert "prefers-color-scheme: dark" in texts["style"]
 
 
-def test_the_tutorials_pictures_are_of_its_machine() -> None:
+def test_the_tutorials_pictures_show_its_simulated_machine() -> None:
     """Eight GPUs with the UUIDs that its containers print, of which it loses one."""
     page = (REPOSITORY / "docs/tutorial/simulated.md").read_text()
     [lost] = re.findall(r"simulate /srv/gpus --lost (\d+)", page)
@@ -172,7 +172,7 @@ def test_the_tutorials_pictures_are_of_its_machine() -> None:
     assert f"GPU {lost} has fallen off the bus" in pictures["doctor"]
 
 
-def test_tests_that_the_documents_name_exist() -> None:
+def test_tests_named_in_the_docs_exist() -> None:
     """A claim whose test was renamed or removed is no longer shown by anything."""
     tests = REPOSITORY / "tests"
     texts = "\n".join(path.read_text() for path in tests.rglob("test_*.py"))
@@ -183,7 +183,7 @@ def test_tests_that_the_documents_name_exist() -> None:
         assert named <= known, (path.name, named - known)
 
 
-def test_versions_that_a_page_says_it_was_run_with_were_tested() -> None:
+def test_versions_named_on_the_slurm_page_were_tested() -> None:
     page = (REPOSITORY / "docs/schedulers/slurm.md").read_text()
     said = set(re.findall(r"\b(Slurm|runc|crun) (\d+\.\d+\.\d+)\b", page))
     every = results.read_all().values()
@@ -192,7 +192,7 @@ def test_versions_that_a_page_says_it_was_run_with_were_tested() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_no_line_is_too_long_to_read(path: Path) -> None:
+def test_no_line_of_text_in_the_docs_is_too_long(path: Path) -> None:
     """Code and tables have the lines that they need."""
     text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("|")]
@@ -206,7 +206,7 @@ BEHIND = re.compile(r"^\s*\S.*?\s{2,}# ")
 
 
 @pytest.mark.parametrize("path", SITE, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_no_command_is_cut(path: Path) -> None:
+def test_no_commented_command_line_exceeds_the_page_width(path: Path) -> None:
     """A comment that doesn't fit behind its command is above it."""
     blocks = re.findall(
         r"^ *```(?:sh|console)?\n(.*?)^ *```", path.read_text(), re.MULTILINE | re.DOTALL
@@ -215,7 +215,7 @@ def test_no_command_is_cut(path: Path) -> None:
     assert [line for line in lines if len(line) > COLUMNS and BEHIND.match(line)] == []
 
 
-def test_the_comparison_is_readmes() -> None:
+def test_the_comparison_page_is_taken_from_the_readme() -> None:
     page = docs_hooks.comparison((REPOSITORY / "README.md").read_text())
     assert page.startswith("# Compared with NVIDIA's toolkit\n")
     assert "| state | in production for years | alpha |" in page
@@ -227,7 +227,7 @@ def test_the_comparison_is_readmes() -> None:
 # Pages that are made from the code ------------------------------------------------------------
 
 
-def test_every_command_and_option_is_there() -> None:
+def test_the_reference_has_every_command_and_option() -> None:
     page = reference.commands()
     shown = (each for each in commands(cli, "gpuhook") if not each[1].hidden)
     next(shown)  # the whole, which the page begins with
@@ -241,7 +241,7 @@ def test_every_command_and_option_is_there() -> None:
             assert line in section, (name, line)
 
 
-def test_every_setting_is_there_with_its_default() -> None:
+def test_the_reference_has_every_setting_with_its_default() -> None:
     page = reference.settings()
     for key in (*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)):
         section = page.partition(f"### <code>{key}</code>\n")[2].partition("\n##")[0]
@@ -249,7 +249,7 @@ def test_every_setting_is_there_with_its_default() -> None:
         assert section.strip().splitlines()[0], key
 
 
-def test_every_error_code_is_there() -> None:
+def test_the_reference_has_every_error_code() -> None:
     page = reference.errors()
     for each in vars(errors).values():
         if inspect.isclass(each) and issubclass(each, errors.GpuhookError):
@@ -268,19 +268,19 @@ def test_every_error_code_is_there() -> None:
         ("DCGM_FI_DEV_FB_USED", "UUID"),
     ],
 )
-def test_a_series_is_there_with_its_labels(name: str, label: str) -> None:
+def test_the_reference_has_the_series_with_their_labels(name: str, label: str) -> None:
     before, found, _ = reference.series().partition(f"<code>{name}</code>")
     assert found
     assert f"<code>{label}</code>" in before[before.rindex("Labels: ") :]
 
 
-def test_words_are_no_markup() -> None:
+def test_markup_characters_in_the_reference_are_escaped() -> None:
     assert reference.escaped("a <b> *c* d_e_ [f|g] `h_i` ``j``") == (
         r"a &lt;b&gt; \*c\* d\_e\_ \[f\|g\] `h_i` `j`"
     )
 
 
-def test_a_help_text_keeps_the_lines_that_it_asks_to_keep() -> None:
+def test_preformatted_lines_of_a_help_text_are_kept() -> None:
     command = click.Command("x", help="One.\n\n\b\n  two   three\n  four\n\nFive\nsix.")
     page = "\n".join(reference._paragraphs(inspect.cleandoc(command.help or "")))
     assert page == "One.\n\n```\ntwo   three\nfour\n```\n\nFive six.\n"
@@ -297,13 +297,13 @@ def test_the_chart_shows_the_pages_figures() -> None:
     assert chart.CHART.read_text("utf-8") == chart.drawn(PAGE)
 
 
-def test_another_figure_is_another_drawing() -> None:
+def test_a_changed_figure_changes_the_chart() -> None:
     median, added = chart.figures(PAGE)["8 GPUs"]
     assert 0 < added < median
     assert chart.drawn(PAGE.replace(f"| {added} |", "| 99.5 |")).count("+ 99.5 ms") == 1
 
 
-def test_a_row_that_is_missing_is_named() -> None:
+def test_a_missing_row_of_figures_is_named_in_the_error() -> None:
     with pytest.raises(ValueError, match="no row of figures for 8 GPUs, helper off"):
         chart.figures(PAGE.replace("| 8 GPUs, helper off |", "| helper off |"))
 
@@ -324,7 +324,7 @@ def test_a_row_that_is_missing_is_named() -> None:
         ("a\n\n     b", []),
     ],
 )
-def test_a_block_that_would_end_its_list_is_found(text: str, lines: list[int]) -> None:
+def test_badly_indented_blocks_in_lists_are_found(text: str, lines: list[int]) -> None:
     assert docs_hooks.badly_indented(text) == lines
 
 

@@ -170,7 +170,7 @@ def test_images_are_accessed_only_through_descriptors() -> None:
     assert [each for item in modules.items() for each in violations(*item)] == []
 
 
-def test_every_exception_is_still_needed() -> None:
+def test_every_allowed_call_is_still_needed() -> None:
     used = {
         f"{module}.{function}: {name}"
         for module, text in handling_images().items()
@@ -241,13 +241,13 @@ def trusting(module: str, text: str) -> list[str]:
     return found
 
 
-def test_commands_trust_no_other_user() -> None:
+def test_commands_make_no_call_that_trusts_another_user() -> None:
     found = [each for item in of_commands().items() for each in trusting(*item)]
     assert [each for each in found if each not in ALLOWED_TO_COMMANDS] == []
     assert set(ALLOWED_TO_COMMANDS) - set(found) == set()
 
 
-def test_vendors_checks_are_commands_too() -> None:
+def test_vendors_doctor_checks_count_as_commands() -> None:
     assert {"tools/vendors/nvidia/doctor/driver", "tools/vendors/nvidia/doctor/nodes"} <= set(
         of_commands()
     )
@@ -315,7 +315,7 @@ def cutting(module: str, text: str) -> dict[str, str]:
     return found
 
 
-def test_text_is_cut_where_its_writer_cuts_it() -> None:
+def test_line_splitting_calls_are_used_only_where_allowed() -> None:
     found: dict[str, str] = {}
     for module, text in of_all().items():
         found |= cutting(module, text)

@@ -85,7 +85,9 @@ def found(pattern: re.Pattern[str], text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("pattern", "allowed"), [(KILLS, ALLOWED_KILLS), (WALKS, ALLOWED_WALKS)])
-def test_no_shell_script_kills_or_walks(pattern: re.Pattern[str], allowed: dict[str, str]) -> None:
+def test_shell_scripts_contain_no_kill_or_recursive_commands(
+    pattern: re.Pattern[str], allowed: dict[str, str]
+) -> None:
     lines = [(name, line) for name, text in shell_scripts() for line in found(pattern, text)]
     assert [each for each in lines if not any(part in each[1] for part in allowed)] == []
     assert [part for part in allowed if not any(part in line for _, line in lines)] == []

@@ -139,7 +139,7 @@ def outcome(read: Reader, text: str, folder: Path) -> object:
 
 
 @pytest.mark.parametrize(("read", "text", "key", "other"), ANY_CASE)
-def test_keys_that_count_in_any_case(
+def test_case_insensitive_keys_are_read_in_any_case(
     read: Reader, text: str, key: str, other: str, tmp_path: Path
 ) -> None:
     assert text.replace(key, other) != text
@@ -149,7 +149,7 @@ def test_keys_that_count_in_any_case(
 
 
 @pytest.mark.parametrize(("read", "text", "key", "other"), EXACT)
-def test_keys_that_count_in_one_spelling(
+def test_case_sensitive_keys_are_read_in_one_spelling_only(
     read: Reader, text: str, key: str, other: str, tmp_path: Path
 ) -> None:
     assert text.replace(key, other) != text
@@ -173,15 +173,15 @@ def test_a_key_in_two_spellings_is_refused_in_the_plugin_file(tmp_path: Path) ->
         ({"paths": 1, "pat\u212b": 2}, None),
     ],
 )
-def test_field(table: dict[str, Any], found: object) -> None:
+def test_the_last_key_equal_but_for_case_counts(table: dict[str, Any], found: object) -> None:
     assert jsontext.field(table, "path") == found
 
 
 @pytest.mark.parametrize(("one", "other"), [("kind", "\u212aind"), ("sharing", "\u017fharing")])
-def test_letters_that_go_takes_for_others(one: str, other: str) -> None:
+def test_letters_are_folded_as_go_does(one: str, other: str) -> None:
     assert jsontext.folded(other) == jsontext.folded(one)
 
 
-def test_an_entry_of_dockers_keeps_the_spelling_of_its_keys() -> None:
+def test_a_docker_runtime_entry_keeps_the_spelling_of_its_keys() -> None:
     entry = {"Path": "/old/gpu-py", "RuntimeArgs": ["--debug"]}
     assert docker._led(entry, "/new/gpu-py") == {**entry, "Path": "/new/gpu-py"}

@@ -139,7 +139,7 @@ def test_start_code_imports_start_code_only() -> None:
     assert through == []
 
 
-def test_parts_import_what_the_table_says() -> None:
+def test_parts_import_only_allowed_parts() -> None:
     found = between(part)
     assert {name: found[name] - PARTS[name] for name in PARTS} == {name: set() for name in PARTS}
     assert {*found} == {*PARTS}
@@ -147,11 +147,11 @@ def test_parts_import_what_the_table_says() -> None:
     assert [(a, b) for a in order for b in PARTS[a] if order.index(b) >= order.index(a)] == []
 
 
-def test_packages_are_in_no_circle() -> None:
+def test_packages_have_no_circular_imports() -> None:
     assert circle(between(package)) == []
 
 
-def test_packages_at_the_second_level_are_in_no_circle() -> None:
+def test_second_level_packages_have_no_circular_imports() -> None:
     assert circle(between(second)) == []
 
 
@@ -163,7 +163,7 @@ def test_no_part_is_too_large() -> None:
     assert max(sizes.values()) < _MOST, sizes
 
 
-def test_the_page_counts_files_and_lines() -> None:
+def test_the_architecture_page_has_current_file_and_line_counts() -> None:
     page = (SOURCES.parent / "docs/engineering/architecture.md").read_text()
     said = re.findall(r"(\d+) files and\s+([\d,]+) lines", page)
     for (files, lines), names in zip(said, ({*INSIDE}, {*PARTS} - {*INSIDE}), strict=True):
@@ -173,11 +173,11 @@ def test_the_page_counts_files_and_lines() -> None:
             assert int(rounded.replace(",", "")) == pytest.approx(exact, rel=0.1)
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_modules_have_no_circular_imports() -> None:
     assert circle(graph()) == []
 
 
-def test_circles_are_found() -> None:
+def test_circular_imports_are_detected() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
     source = "if TYPE_CHECKING:\n    from gpuhook.base import log\n"
@@ -191,7 +191,7 @@ def test_only_the_simulate_command_refers_to_gpuhook_simulate() -> None:
     assert knows == {"tools.cli.simulate"}
 
 
-def test_top_holds_a_handful() -> None:
+def test_the_top_package_has_at_most_12_modules() -> None:
     assert len([*PACKAGE.glob("*.py")]) <= 12
 
 
@@ -256,7 +256,7 @@ def loaded(start: Start) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
-def test_start_loads_no_more_than_it_may(start: Start) -> None:
+def test_a_start_loads_only_allowed_modules(start: Start) -> None:
     ours, others = loaded(start)
     assert {part(name) for name in ours} <= {*INSIDE, "gpuhook"}
     assert len(ours - {f"{each}.names" for each in VENDORS}) <= start.files, sorted(ours)
@@ -270,6 +270,6 @@ def test_only_the_names_of_an_unrequested_vendor_are_loaded(name: str) -> None:
     assert vendors == {f"{each}.names" for each in VENDORS}
 
 
-def test_making_an_inventory_is_not_on_the_hot_path() -> None:
+def test_a_start_with_a_saved_inventory_loads_no_device_search() -> None:
     ours, _ = loaded(STARTS["hook, GPU"])
     assert not {"vendors.nvidia.discover", "vendors.nvidia.nvml", "base.loader.elf"} & ours

@@ -69,7 +69,9 @@ def test_a_shared_log_file_gets_an_error_once(config: Config) -> None:
     ("level", "logged"),
     [("error", False), ("warn", False), ("info", True), ("trace", True)],
 )
-def test_runtimes_log_says_what_was_changed(config: Config, level: str, logged: bool) -> None:
+def test_the_runtimes_log_records_the_edit_at_level_info(
+    config: Config, level: str, logged: bool
+) -> None:
     config.log_level = level
     log.edited("/b/config.json", "spec", ("GPU-1",), config)
     assert Path(config.runtime_debug).exists() == logged
@@ -106,7 +108,7 @@ log.error("gpu-py", {SENTENCES!r}, config, {str(engine)!r})
 
 
 @pytest.mark.parametrize("path", ["/proc/none/log.json", "/", "/dev/full"])
-def test_a_log_that_cannot_be_written_fails_nothing(config: Config, path: str) -> None:
+def test_a_log_that_cannot_be_written_is_ignored(config: Config, path: str) -> None:
     config.cli_debug = path
     log.error("gpu-py", SENTENCES, config, path)
     assert messages(f"{config.state_dir}/{log.ERRORS}") == [MESSAGE]
@@ -120,7 +122,7 @@ def test_kept_errors_are_readable_only_by_the_owner(config: Config) -> None:
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_kept_errors_have_an_end(config: Config) -> None:
+def test_the_file_of_kept_errors_is_bounded(config: Config) -> None:
     kept = Path(config.state_dir, log.ERRORS)
     kept.write_bytes(b"x" * (1 << 20))
     log.keep("gpuhook-prestart", "new", config)
@@ -133,7 +135,7 @@ def test_a_folder_open_to_others_is_not_written_to(config: Config) -> None:
     assert os.listdir(config.state_dir) == []
 
 
-def test_the_state_folder_is_made(config: Config) -> None:
+def test_a_missing_state_folder_is_created(config: Config) -> None:
     config.state_dir += "/new"
     log.keep("gpuhook-prestart", "kept", config)
     assert os.listdir(config.state_dir) == [log.ERRORS]
@@ -151,7 +153,7 @@ def test_no_error_is_kept_if_the_state_folder_cannot_be_made(config: Config) -> 
 @pytest.mark.parametrize(
     "said", ["\x1b[2J", "\r", "\n", "\x9b2J", "\u2028", "\u202e", "\udc9b", "\0"]
 )
-def test_an_error_steers_no_terminal(
+def test_control_characters_in_an_error_are_escaped(
     config: Config, capfd: pytest.CaptureFixture[str], said: str
 ) -> None:
     """A name in it, of any origin: to the user, to the engine, which prints it, and for later."""

@@ -83,7 +83,7 @@ def test_a_hangup_stays_within_the_machine() -> None:
         assert caller.process.wait(PATIENCE) == 7
 
 
-def test_three_keys_end_it() -> None:
+def test_the_console_ends_after_the_escape_key_three_times() -> None:
     with called() as caller:
         caller.wait("second")
         os.write(caller.fd, b"wait\r")

@@ -10,13 +10,13 @@ import pytest
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_test_that_has_lost_a_process_does_not_end_them_all(send: object, number: int) -> None:
+def test_signals_to_process_0_or_minus_1_are_refused_in_tests(send: object, number: int) -> None:
     assert callable(send)
     with pytest.raises(ProcessLookupError):
         send(number, signal.SIGCONT)
 
 
-def test_a_forked_child_frees_no_garbage_of_its_parents() -> None:
+def test_a_forked_child_collects_no_garbage_of_its_parent() -> None:
     """A server of gRPC's among it would wait for threads that a child doesn't have."""
 
     class Ring:

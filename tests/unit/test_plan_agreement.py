@@ -221,7 +221,9 @@ def check(stage: Stage) -> str:
     return str(explained["mode"])
 
 
-def test_random_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_hook_and_explain_agree_on_random_specs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = random.Random(20)  # noqa: S311 - cases, no secrets
     stage = Stage(tmp_path, monkeypatch)
     kinds = set()

@@ -20,7 +20,7 @@ def protections() -> list[tagged.Protection]:
     return tagged.protections(REPOSITORY)
 
 
-def test_every_named_statement_has_a_test_and_every_marker_a_statement(
+def test_every_protection_has_a_test_and_every_marker_a_protection(
     protections: list[tagged.Protection],
 ) -> None:
     tags = {tag for each in protections for tag in (each.tag, *(each.also or ())[:1])}
@@ -28,7 +28,7 @@ def test_every_named_statement_has_a_test_and_every_marker_a_statement(
     assert sorted(tags) == sorted(tagged.find(REPOSITORY))
 
 
-def test_every_statement_can_be_replaced(
+def test_every_protected_statement_can_be_replaced(
     protections: list[tagged.Protection], tmp_path: Path
 ) -> None:
     places = tagged.find(REPOSITORY)
@@ -92,7 +92,7 @@ def test_every_statement_can_be_replaced(
         ("a = 1  # protects: it-not\n", "a = 3", "a = 1  # protects: it-not\n"),
     ],
 )
-def test_statements_are_found_however_they_are_written(
+def test_protected_python_statements_are_found_in_any_layout(
     text: str, instead: str, without: str
 ) -> None:
     assert tagged.replace(text, "it", instead, ".py") == without
@@ -105,7 +105,7 @@ def test_statements_are_found_however_they_are_written(
         ("    # protects: it\n    a \\\n    b\nc\n", "    :\nc\n"),
     ],
 )
-def test_statements_of_the_shell_are_lines(text: str, without: str) -> None:
+def test_protected_shell_statements_are_replaced_by_line(text: str, without: str) -> None:
     assert tagged.replace(text, "it", "", "") == without
 
 
@@ -116,7 +116,7 @@ def test_statements_of_the_shell_are_lines(text: str, without: str) -> None:
         ("    // protects: it\n    a();\n    b();\n", "    (void)0;\n    b();\n"),
     ],
 )
-def test_statements_of_c_are_lines(text: str, without: str) -> None:
+def test_protected_c_statements_are_replaced_by_line(text: str, without: str) -> None:
     assert tagged.replace(text, "it", "", ".c") == without
 
 
@@ -125,7 +125,7 @@ def test_a_protected_loop_needs_an_explicit_replacement() -> None:
         tagged.replace("for a in b:  # protects: it\n    c()\n", "it", "", ".py")
 
 
-def test_without_an_environment_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_missing_test_environment_is_reported_without_a_traceback(tmp_path: Path) -> None:
     """Nothing is taken out where what the tests need isn't there and can't be made."""
     (tmp_path / "scripts/lib").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
@@ -148,7 +148,7 @@ def test_without_an_environment_it_says_what_is_missing(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_word_that_is_in_no_name() -> None:
+def test_a_word_in_no_protections_name_is_refused() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "no such"], capture_output=True, check=False)
     assert done.returncode == 1
     assert done.stderr == b"take-out-protections: no protection's name has no such\n"

@@ -46,7 +46,7 @@ def made_now(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", [results.PAGE, results.DETAILS], ids=lambda path: path.stem)
-def test_a_page_says_what_the_files_say(path: Path) -> None:
+def test_result_pages_match_the_result_files(path: Path) -> None:
     assert path.read_text() == made_now(path), "run scripts/record"
 
 
@@ -82,7 +82,7 @@ def test_a_page_without_a_place_for_the_tables_is_refused() -> None:
         results.with_versions("# Support\n", {})
 
 
-def test_the_versions_are_sorted_by_how_they_were_tested() -> None:
+def test_versions_are_grouped_by_the_kind_of_test_run() -> None:
     by_hand = result(row(), row(version="9.1", failed=3), row(program="runc", version="1.1.5"))
     every = {"every-change": result(row(), row("CDI documents")), "by-hand-a": by_hand}
     assert results.versions(every).splitlines()[2:] == [
@@ -91,7 +91,7 @@ def test_the_versions_are_sorted_by_how_they_were_tested() -> None:
     ]
 
 
-def test_the_tables_show_what_failed_and_what_was_left_out() -> None:
+def test_tables_show_failed_and_skipped_counts() -> None:
     failed = row(passed=2, failed=1, skipped=0)
     more = row("CDI documents", passed=0, failed=0, skipped=4, cgroups="v2")
     parts = {"unit": {"passed": 5, "failed": 1, "skipped": 0}}
@@ -101,7 +101,7 @@ def test_the_tables_show_what_failed_and_what_was_left_out() -> None:
     assert "| unit 5 passed, **1 failed** |" in made
 
 
-def test_the_tables_have_the_date_of_what_was_run_by_hand() -> None:
+def test_tables_show_the_dates_of_manual_runs() -> None:
     late, early = result(row(), date="2026-12-01"), result(row(version="9.1"), date="2026-11-30")
     every = {"every-change": result(row()), "by-hand-a": early, "by-hand-b": late}
     lines = results.tables(every).splitlines()
@@ -147,7 +147,7 @@ def test_manual_runs_are_listed_newest_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"date": "2026-11-23"}', "{"])
-def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_invalid_result_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(results.BadResultsError, match=r"a\.json"):
         results.take(tmp_path / "a.json", tmp_path / "taken")
@@ -159,7 +159,9 @@ def test_a_file_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "selection", ["tests/unit -k cdi", "tests/unit/test_results.py", "tests --ignore=tests/unit"]
 )
-def test_a_part_is_not_what_every_change_goes_through(selection: str, tmp_path: Path) -> None:
+def test_a_partial_run_is_refused_as_the_run_for_every_change(
+    selection: str, tmp_path: Path
+) -> None:
     made = tmp_path / "every-change.json"
     results.write(made, result(selection=selection))
     with pytest.raises(results.BadResultsError, match="is of a part of the tests"):
@@ -180,7 +182,7 @@ def test_a_part_is_not_what_every_change_goes_through(selection: str, tmp_path: 
         (row(passed=0, failed=2), ["Docker 20.10 of Debian bookworm (containers)"]),
     ],
 )
-def test_a_run_that_lacks_what_is_claimed(found: dict[str, object], lacking: list[str]) -> None:
+def test_claims_missing_from_a_run_are_listed(found: dict[str, object], lacking: list[str]) -> None:
     assert results.missing(result(row()), result(found)) == lacking
 
 
@@ -188,7 +190,7 @@ def test_rolling_distributions_are_not_reported_missing() -> None:
     assert results.missing(result(row(of="Debian sid")), result()) == []
 
 
-def test_a_claim_without_a_kind_takes_any() -> None:
+def test_a_claim_without_a_kind_is_met_by_any_kind() -> None:
     known = {name: DOCKER[name] for name in ("program", "version", "of")}
     assert results.missing(result(known), result(row("CDI documents"))) == []
     assert results.missing(result(known), result()) == ["Docker 20.10 of Debian bookworm"]
@@ -222,7 +224,7 @@ def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "setpriv --pdeathsig TERM env HOME=/x podman --root=/y ps",
     ],
 )
-def test_a_program_is_noted_with_its_version(podman: Path, line: str) -> None:
+def test_a_program_that_ran_is_recorded_with_its_version(podman: Path, line: str) -> None:
     ran.note(line.replace("DIR", str(podman)).split(" "))
     assert ran.noted() == [("podman", "5.4.2", ran.distribution(), ran.cgroups())]
     ran.begin()
@@ -230,7 +232,7 @@ def test_a_program_is_noted_with_its_version(podman: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["gpuhook install podman", "sh -c podman", "env", "which podman"])
-def test_a_name_in_another_command_is_no_program_that_ran(podman: Path, line: str) -> None:
+def test_a_program_named_only_as_an_argument_is_not_recorded(podman: Path, line: str) -> None:
     ran.note(line.split(" "))
     assert ran.noted() == []
 
@@ -245,13 +247,13 @@ def test_a_gpu_py_run_is_recorded_as_its_low_level_runtime(podman: Path) -> None
     assert len(ran.noted()) == 1
 
 
-def test_a_program_that_is_not_there_is_not_noted(podman: Path) -> None:
+def test_a_program_without_a_version_is_not_recorded(podman: Path) -> None:
     (podman / "crun").write_text("#!/bin/sh\necho 'it says nothing'\n")
     ran.note(["crun", "list"])
     assert ran.noted() == []
 
 
-def test_nothing_is_noted_unless_it_is_asked_for(
+def test_programs_are_not_recorded_unless_requested(
     podman: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ran, "ACTIVE", False)
@@ -273,7 +275,9 @@ def test_nothing_is_noted_unless_it_is_asked_for(
         (None, "unknown"),
     ],
 )
-def test_the_distribution_of_a_root(text: str | None, name: str, tmp_path: Path) -> None:
+def test_the_distribution_is_read_from_os_release(
+    text: str | None, name: str, tmp_path: Path
+) -> None:
     if text is not None:
         (tmp_path / "etc").mkdir()
         (tmp_path / "etc/os-release").write_text(text)
@@ -326,7 +330,7 @@ def pytest_in(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("how", ["-n0", "-n2"])
-def test_a_run_writes_how_each_test_ended(run_tests: Path, how: str) -> None:
+def test_a_run_records_the_outcome_of_each_test(run_tests: Path, how: str) -> None:
     done = pytest_in(run_tests, "tests/integration", how)
     assert done.returncode == 1, done.stdout + done.stderr
     made = results.read(run_tests / "out/made.json")
@@ -340,14 +344,14 @@ def test_a_run_writes_how_each_test_ended(run_tests: Path, how: str) -> None:
     assert "| CDI documents 2, **1 failed**" in results.tables({"every-change": made})
 
 
-def test_a_part_says_which(run_tests: Path) -> None:
+def test_a_partial_run_records_its_selection(run_tests: Path) -> None:
     words = ("tests/integration/test_cdi_x.py", "-k", "one or two", "--deselect=tests/x")
     assert pytest_in(run_tests, *words).returncode == 0
     made = results.read(run_tests / "out/made.json")
     assert made["selection"] == f"{words[0]} -k one or two --deselect=tests/x"
 
 
-def test_a_run_that_lacks_what_is_claimed_fails(run_tests: Path) -> None:
+def test_a_run_that_lacks_claimed_programs_fails(run_tests: Path) -> None:
     (run_tests / "claimed.json").write_text(json.dumps(result(row())))
     words = ("tests/integration", "-k", "one or two")  # which is fine where nothing is claimed
     done = pytest_in(run_tests, *words, "--claimed=claimed.json")
@@ -356,9 +360,7 @@ def test_a_run_that_lacks_what_is_claimed_fails(run_tests: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["raise KeyboardInterrupt", "pytest.exit('x')"])
-def test_a_run_that_was_stopped_leaves_no_file_of_an_earlier_one(
-    run_tests: Path, fault: str
-) -> None:
+def test_an_interrupted_run_leaves_no_earlier_result_file(run_tests: Path, fault: str) -> None:
     (run_tests / "out").mkdir()
     (run_tests / "out/made.json").write_text("{}")
     with (run_tests / "tests/integration/test_cdi_x.py").open("a") as file:
@@ -368,12 +370,12 @@ def test_a_run_that_was_stopped_leaves_no_file_of_an_earlier_one(
 
 
 @pytest.mark.parametrize("how", ["-n0", "-n2"])
-def test_a_run_that_ends_at_the_first_failure_leaves_no_file(run_tests: Path, how: str) -> None:
+def test_a_run_ended_at_the_first_failure_leaves_no_result_file(run_tests: Path, how: str) -> None:
     assert pytest_in(run_tests, "tests", "-x", how).returncode != 0
     assert not (run_tests / "out/made.json").exists()
 
 
-def test_tests_that_cannot_be_read_leave_no_file(run_tests: Path) -> None:
+def test_a_run_with_a_collection_error_leaves_no_result_file(run_tests: Path) -> None:
     (run_tests / "tests/integration/test_other.py").write_text("1/0\n")
     assert pytest_in(run_tests, "tests").returncode == 2
     assert not (run_tests / "out/made.json").exists()

@@ -23,7 +23,7 @@ def test_a_suite_is_shown_with_the_bare_runtime_next_to_it() -> None:
     assert line == "| a suite | 1.0 | 2026-11-29 | 3 of 4, 2 skipped | 3 of 4 |  | none |"
 
 
-def test_a_suite_that_was_not_run_is_the_last_and_has_no_counts(tmp_path: Path) -> None:
+def test_a_suite_that_was_not_run_is_last_without_counts(tmp_path: Path) -> None:
     for name, suite in (("a", NOT_RUN), ("b", RAN)):
         (tmp_path / f"{name}.json").write_text(json.dumps(suite))
     lines = suites.table(suites.read_all(tmp_path)).splitlines()
@@ -44,7 +44,9 @@ def test_a_suite_that_was_not_run_is_the_last_and_has_no_counts(tmp_path: Path) 
         ({**RAN, "runs": {"gpuhook": COUNTS, "other": COUNTS}}, "isn't one of"),
     ],
 )
-def test_a_file_that_lacks_something_is_refused(suite: object, said: str, tmp_path: Path) -> None:
+def test_a_suite_file_with_wrong_keys_or_values_is_refused(
+    suite: object, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "suite.json"
     path.write_text(json.dumps(suite))
     with pytest.raises(suites.BadSuiteError, match=said):

@@ -23,7 +23,7 @@ def test_no_binary_is_tracked() -> None:
     assert [path for path in tracked() if path.suffix not in PICTURES and is_binary(path)] == []
 
 
-def test_binaries_are_recognised(tmp_path: Path) -> None:
+def test_binary_files_are_recognised(tmp_path: Path) -> None:
     archive, text = tmp_path / "a.whl", tmp_path / "b.txt"
     archive.write_bytes(b"PK\x03\x04\x14\x00")
     text.write_text("text\n")

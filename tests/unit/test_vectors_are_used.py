@@ -43,7 +43,7 @@ def used(file: str) -> set[str]:
 
 
 @pytest.mark.parametrize("file", WHOLE)
-def test_every_group_is_used(file: str) -> None:
+def test_every_group_of_vectors_is_used_by_a_test(file: str) -> None:
     vectors = json.loads((TESTS.parent / "vectors" / f"{file}.json").read_text())["vectors"]
     groups = {case["group"].removesuffix(".derived_from_code") for case in vectors}
     assert groups - set(WITHOUT) <= used(file)

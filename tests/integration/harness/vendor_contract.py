@@ -132,7 +132,7 @@ class Contract:
 
     @RUNTIMES
     @MODES
-    def test_exactly_what_was_asked_for(
+    def test_only_the_requested_devices_are_given(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         variables, labels = self.case.asked
@@ -152,7 +152,7 @@ class Contract:
 
     @ONE
     @MODES
-    def test_without_its_groups_a_user_may_not_open_it(
+    def test_a_user_without_the_device_groups_is_denied_access(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
         variable, labels = self.case.by_hook
@@ -182,7 +182,7 @@ class Contract:
 
     @ONE
     @MODES
-    def test_beside_nvidia(
+    def test_devices_are_given_beside_an_nvidia_gpu(
         self, bundle: Bundle, config: Path, devices: Devices, driver: Driver, mode: str
     ) -> None:
         variable, labels = self.case.beside
@@ -225,7 +225,7 @@ class Contract:
         assert sorted(vendors.logged(config)["undone"]) == sorted(self.case.undone)
 
     @ONE
-    def test_the_commands_name_its_devices(
+    def test_list_explain_and_doctor_name_the_devices(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
         variable, held, every = self.case.listed
@@ -252,7 +252,7 @@ class Contract:
     @RUNTIMES
     @ANY_MODES
     @pytest.mark.parametrize("is_qualified", [False, True], ids=["any", "KIND=any"])
-    def test_any_of_its_devices(
+    def test_a_request_for_any_device_is_served(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str, is_qualified: bool
     ) -> None:
         variable = self.case.listed[0].partition("=")[0]
@@ -260,7 +260,7 @@ class Contract:
         given_any(bundle, config, devices, mode, (variable, word), self.case.kind, self.case.look)
 
     @RUNTIMES
-    def test_attached_to_a_running_container(
+    def test_devices_are_attached_to_a_running_container_and_detached(
         self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
     ) -> None:
         """It gets nodes, access and driver files, and loses the first two again."""
@@ -276,7 +276,7 @@ class Contract:
             assert nodes_seen(running.call(*self.case.look)) == {}
             running.opens(sorted(every), set())
 
-    def test_podman_by_hook_and_by_document(
+    def test_podman_gives_devices_by_hook_and_by_cdi_spec(
         self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
     ) -> None:
         """Debian 12's podman knows no groups in documents."""

@@ -123,12 +123,12 @@ def of_docker(docker: tuple[str], request: pytest.FixtureRequest) -> Iterator[No
 
 
 @pytest.mark.parametrize("of_docker", RUNTIMES, indirect=True)
-def test_docker(of_docker: None, gpus: Driver) -> None:
+def test_docker_containers_get_gpus_on_arm64(of_docker: None, gpus: Driver) -> None:
     check(run(["docker", "run", "--rm", *BY_GPU_PY, DEBIAN, "sh", "-c", INSIDE]), gpus)
 
 
 @pytest.mark.parametrize("way", PODMANS, indirect=True, scope="module", ids=map("-".join, PODMANS))
-def test_podman(way: tuple[str, str], gpus: Driver) -> None:
+def test_podman_containers_get_gpus_on_arm64(way: tuple[str, str], gpus: Driver) -> None:
     name, runtime = way
     options = BY_GPU_PY if name == "runtime" else (f"--runtime={runtime}", BY_GPU_PY[1])
     words = ["podman", "run", "--rm", *PODMAN, *options, DEBIAN, "sh", "-c", INSIDE]
@@ -154,11 +154,13 @@ def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
     ],
     ids=["docker", *(f"podman-{runtime}" for runtime in RUNTIMES)],
 )
-def test_cdi_documents(documents: None, gpus: Driver, engine: tuple[str, ...]) -> None:
+def test_cdi_specs_give_gpus_on_arm64(
+    documents: None, gpus: Driver, engine: tuple[str, ...]
+) -> None:
     check(run([*engine, "--rm", *BY_CDI, DEBIAN, "sh", "-c", INSIDE]), gpus)
 
 
-def test_gpus_of_amd(docker: tuple[str]) -> None:
+def test_amd_gpus_are_given_on_arm64(docker: tuple[str]) -> None:
     call("gpuhook", "simulate", AMD, "--vendor", "amd", "--gpus", "2")
     set_config(f"gpuhook.driver-roots=amd={AMD}")
     script = "devopen $(busybox find /dev/kfd /dev/dri -type c | busybox sort)"

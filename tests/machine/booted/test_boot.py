@@ -5,7 +5,7 @@ from pathlib import Path
 from booted import call
 
 
-def test_nothing_failed_at_boot() -> None:
+def test_no_unit_failed_at_boot() -> None:
     assert call("systemctl", "list-units", "--failed", "--plain", "--no-legend") == ""
 
 

@@ -24,13 +24,13 @@ def container(docker: tuple[str]) -> Iterator[Container]:
     set_config("nvidia-container-runtime.runtimes=runc,crun")
 
 
-def test_from_the_package_to_a_container_in_dockers_own_profile(docker: tuple[str]) -> None:
+def test_runc_gives_gpus_under_dockers_apparmor_profile(docker: tuple[str]) -> None:
     with running("gpus-runc", docker, ["--runtime=gpu-py"]) as container:
         assert container.has_what_it_asked_for()
         assert profile(container) == "docker-default (enforce)"
 
 
-def test_with_crun_it_has_that_profile_too(container: Container) -> None:
+def test_crun_gives_gpus_under_dockers_apparmor_profile(container: Container) -> None:
     assert container.has_what_it_asked_for()
     assert profile(container) == "docker-default (enforce)"
 
@@ -48,11 +48,11 @@ def test_newer_crun_tells_systemd_to_allow_the_whole_device_major(container: Con
 
 
 @pytest.mark.parametrize("what", survived_by("docker", "crun"))
-def test_access_outlives(what: str, container: Container) -> None:
+def test_device_access_survives_cgroup_changes(what: str, container: Container) -> None:
     assert disturb(container, what)
 
 
-def test_the_control_loses_it_and_gets_it_back(container: Container) -> None:
+def test_access_lost_without_recorded_rules_is_restored_by_repair(container: Container) -> None:
     """Rules that only systemd knows: without gpu-py's in config.json this proves nothing."""
     rules = ("DeviceAllow=", "DevicePolicy=strict")
     call("systemctl", "set-property", "--runtime", container.scope(), *rules)

@@ -10,7 +10,7 @@ LINK = Path("/tmp/daemon.json")
 TARGET = Path("/srv/daemon.json")
 
 
-def test_root_is_told_whose_link_it_is(installed: None) -> None:
+def test_an_error_names_the_owner_of_an_untrusted_link(installed: None) -> None:
     TARGET.write_text("{}\n")
     call(*NOBODY, "ln", "-s", TARGET, LINK)
     words = ("--engine=docker", f"--config={LINK}", "--state-dir=/srv/state")

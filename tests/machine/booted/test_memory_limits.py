@@ -98,7 +98,9 @@ def restart(container: Container) -> None:
 CHANGES: dict[str, Callable[[Container], None]] = {**DISTURBANCES, "restart": restart}
 
 
-def test_a_limit_stays(kind: tuple[str, str, tuple[str, ...]], limited: Container) -> None:
+def test_a_memory_limit_survives_cgroup_changes_and_restarts(
+    kind: tuple[str, str, tuple[str, ...]], limited: Container
+) -> None:
     assert allocates(limited) == EIGHT
     for name in [*survived_by(*kind[:2]), "restart"]:
         for _ in range(2):
@@ -113,7 +115,7 @@ def test_a_limit_stays(kind: tuple[str, str, tuple[str, ...]], limited: Containe
         assert has_no_room(limited), name
 
 
-def test_root_of_a_user_namespace_makes_no_cgroup(docker: tuple[str]) -> None:
+def test_root_in_a_user_namespace_cannot_make_a_cgroup(docker: tuple[str]) -> None:
     """As a container may have without seccomp and AppArmor; systemd mounts v2 with nsdelegate.
 
     Whoever mounts it once more without that takes it away (cgroup_apply_root_flags in the kernel),
@@ -130,7 +132,7 @@ def test_root_of_a_user_namespace_makes_no_cgroup(docker: tuple[str]) -> None:
     assert done.stdout.endswith("mount OK\nbelow EAGAIN\nspace EPERM\n"), done
 
 
-def test_a_container_without_a_limit_has_none(docker: tuple[str]) -> None:
+def test_a_container_without_a_memory_limit_can_use_all_memory(docker: tuple[str]) -> None:
     """The control, with the same driver: its 9 GiB are there."""
     with sleeping("docker", "--runtime=gpu-py") as container:
         assert allocates(container)[1:] == ["CUDA allocated: 9 GiB of 9 GiB"]

@@ -15,5 +15,7 @@ CASES = [(("runtime", "crun"), CRUN_IS_OLD), (("precreate", "runc"), True)]
     scope="module",
     ids=["-".join(way) for way, _ in CASES],
 )
-def test_podman_update(way: tuple[str, str], keeps: bool, of_podman: Container) -> None:
+def test_podman_update_keeps_device_access_only_where_expected(
+    way: tuple[str, str], keeps: bool, of_podman: Container
+) -> None:
     assert disturb(of_podman, "update") == keeps

@@ -45,7 +45,7 @@ def start(gpu: int) -> Result:
     return run([*words, f"--env=NVIDIA_VISIBLE_DEVICES={gpu}", BUSYBOX, "busybox", "true"])
 
 
-def test_a_lost_gpu_that_is_back_is_found(jump: Jump) -> None:
+def test_a_found_gpu_is_given_again_after_a_clock_jump(jump: Jump) -> None:
     """Nothing but the time since then says that the driver may be asked again."""
     call("systemctl", "stop", "gpuhook-watch")
     try:
@@ -59,7 +59,7 @@ def test_a_lost_gpu_that_is_back_is_found(jump: Jump) -> None:
         call("systemctl", "start", "gpuhook-watch")
 
 
-def test_watch_goes_on_looking(jump: Jump) -> None:
+def test_the_watch_notices_changes_after_a_clock_jump(jump: Jump) -> None:
     unit = f"clock-{'forth' if jump._days > 0 else 'back'}"
     call("systemctl", "stop", "gpuhook-watch")
     try:
@@ -76,7 +76,7 @@ def test_watch_goes_on_looking(jump: Jump) -> None:
         call("systemctl", "start", "gpuhook-watch")
 
 
-def test_metrics_go_on(jump: Jump) -> None:
+def test_metrics_are_updated_after_a_clock_jump(jump: Jump) -> None:
     ask = ("python3", "-c", SCRAPE)
     try:
         call("systemctl", "start", "gpuhook-metrics")
@@ -89,7 +89,9 @@ def test_metrics_go_on(jump: Jump) -> None:
         call("systemctl", "stop", "gpuhook-metrics")
 
 
-def test_a_lease_lasts_as_long_as_its_container(jump: Jump, docker: tuple[str]) -> None:
+def test_a_lease_is_held_through_a_clock_jump_until_the_container_ends(
+    jump: Jump, docker: tuple[str]
+) -> None:
     set_config("gpuhook.exclusive=nvidia.com/gpu")
     try:
         request = "NVIDIA_VISIBLE_DEVICES=0"

@@ -88,7 +88,7 @@ def said(unit: str) -> list[str]:
     return call("journalctl", f"--unit={unit}", "--output=cat", "--no-pager").splitlines()
 
 
-def test_watch_hears_of_each() -> None:
+def test_the_watch_notices_each_plugged_device() -> None:
     unit = "hotplug-watch"
     call(
         *("systemd-run", f"--unit={unit}", "--service-type=notify"),
@@ -114,7 +114,7 @@ def test_watch_hears_of_each() -> None:
         call("systemctl", "stop", unit)
 
 
-def test_the_device_plugin_hears_of_each() -> None:
+def test_the_device_plugin_notices_each_plugged_device() -> None:
     unit = "hotplug-plugin"
     with Kubelet(PLUGINS) as kubelet:
         kubelet.start()

@@ -40,7 +40,7 @@ def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
     assert call("cat", "/proc/self/mountinfo") == before
 
 
-def test_a_full_disk(docker: tuple[str]) -> None:
+def test_commands_on_a_full_disk_change_nothing_and_containers_start(docker: tuple[str]) -> None:
     """Root's commands change nothing, and containers that are there start."""
     call(*docker, "create", "--name=there", "--runtime=gpu-py", "--env", REQUEST, *OPEN)
     config, filler = Path("/etc/gpuhook/config.toml"), Path("/var/filler")

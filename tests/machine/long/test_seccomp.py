@@ -24,7 +24,7 @@ def start(request: pytest.FixtureRequest) -> list[str]:
     return [*words, "--runtime=gpu-py", "--env", REQUEST]
 
 
-def test_in_the_engines_own_profile(start: list[str]) -> None:
+def test_gpus_are_given_under_the_engines_own_seccomp_profile(start: list[str]) -> None:
     start.remove("--cap-add=SYS_ADMIN")
     said = call(*start, BUSYBOX, "sh", "-c", SCRIPT, "sh", *NODES).splitlines()
     assert said == ["Seccomp:\t2", *OPENED]

@@ -21,7 +21,9 @@ def test_a_slurm_job_can_open_only_its_own_gpus(slurm: Slurm) -> None:
     assert sorted(done.stdout.split()) == sorted([ALLOWED] * 3 + [DENIED])
 
 
-def test_a_container_has_the_jobs_gpus(slurm: Slurm, nodes: dict[Node, list[str]]) -> None:
+def test_a_container_in_a_slurm_job_has_the_jobs_gpus(
+    slurm: Slurm, nodes: dict[Node, list[str]]
+) -> None:
     for node in (SECOND, THIRD):
         where = ("--gres=gpu:2", f"--nodelist={node.name}", CONTAINER)
         done = slurm.call("srun", *where, *LOOK).ok()
@@ -30,7 +32,7 @@ def test_a_container_has_the_jobs_gpus(slurm: Slurm, nodes: dict[Node, list[str]
         assert done.stdout.count("/dev/nvidia") == 2
 
 
-def test_a_container_has_none_where_the_job_has_none(slurm: Slurm) -> None:
+def test_a_container_in_a_slurm_job_without_gpus_has_none(slurm: Slurm) -> None:
     done = slurm.call("srun", CONTAINER, "sh", "-c", "ls /dev/nvidia* || true").ok()
     assert done.stdout == ""
 
@@ -40,7 +42,9 @@ def test_device_variables_of_a_slurm_user_are_ignored(slurm: Slurm) -> None:
     assert len(uuids(done.stdout)) == done.stdout.count("/dev/nvidia") == 1
 
 
-def test_jobs_share_no_gpu_and_wait_for_one(slurm: Slurm, nodes: dict[Node, list[str]]) -> None:
+def test_jobs_share_no_gpu_and_wait_for_a_free_one(
+    slurm: Slurm, nodes: dict[Node, list[str]]
+) -> None:
     jobs = [slurm.submit(2) for _ in range(4)]
     given = {job: slurm.started(job, 2) for job in jobs}
     every = [gpu for gpus in given.values() for gpu in gpus]

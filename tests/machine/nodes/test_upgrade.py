@@ -39,7 +39,7 @@ def version(node: Node) -> str:
     return node.call("dpkg-query", "--show", "--showformat=${Version}", "gpuhook")
 
 
-def test_services_go_on_and_new_ones_start(swarm: Swarm) -> None:
+def test_running_services_continue_and_new_services_start_after_an_upgrade(swarm: Swarm) -> None:
     before = version(NODES[0])
     swarm.service("steady", 6, *ONE)
     steady = swarm.running("steady", 6)

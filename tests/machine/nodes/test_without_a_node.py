@@ -44,14 +44,14 @@ def before(
     return Jobs(job, blocker)
 
 
-def test_prometheus_counts_what_is_left_and_fires(before: Jobs, prometheus: Prometheus) -> None:
+def test_prometheus_fires_an_alert_for_a_lost_node(before: Jobs, prometheus: Prometheus) -> None:
     prometheus.wait("up", {**dict.fromkeys(STAY, 1.0), GONE: 0.0})
     prometheus.wait("count(gpuhook_gpu_info)", {"": 2.0 * GPUS})
     firing = 'ALERTS{alertname="GpuhookExporterDown", alertstate="firing"}'
     prometheus.wait(firing, {GONE: 1.0})
 
 
-def test_the_swarm_starts_its_task_where_gpus_are_free(
+def test_a_task_of_a_lost_node_starts_where_gpus_are_free(
     before: Jobs, made_swarm: Swarm, nodes: dict[Node, list[str]]
 ) -> None:
     wait_until(
@@ -64,7 +64,7 @@ def test_the_swarm_starts_its_task_where_gpus_are_free(
     assert task.assigned <= set(nodes[SECOND])
 
 
-def test_slurm_marks_it_down_and_starts_its_job_elsewhere(
+def test_slurm_marks_a_lost_node_down_and_restarts_its_job_elsewhere(
     before: Jobs, made_slurm: Slurm, nodes: dict[Node, list[str]]
 ) -> None:
     wait_until(lambda: made_slurm.states()[THIRD.name] == "down*", "it is down", interval=0.2)

@@ -47,7 +47,7 @@ def quiet(installed: None, denials: Denials) -> None:
     denials.read()
 
 
-def test_debians_policy_is_enforced_and_the_package_has_added_to_it(installed: None) -> None:
+def test_selinux_is_enforcing_with_gpuhooks_policy_module(installed: None) -> None:
     assert call("getenforce") == "Enforcing\n"
     assert "gpuhook" in call("semodule", "--list-modules").split()
     labels = call("stat", "--format=%C", "/usr/bin/gpu-py", "/run/gpuhook").splitlines()
@@ -57,7 +57,9 @@ def test_debians_policy_is_enforced_and_the_package_has_added_to_it(installed: N
     ]
 
 
-def test_containers_of_docker(docker: tuple[str], denials: Denials) -> None:
+def test_docker_containers_start_without_selinux_denials(
+    docker: tuple[str], denials: Denials
+) -> None:
     for _ in range(2):  # the second is served by the prefork server
         docker_run(BY_RUNTIME).ok()
     assert denials.unusual() == []
@@ -65,25 +67,29 @@ def test_containers_of_docker(docker: tuple[str], denials: Denials) -> None:
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("way", CASES, indirect=True, scope="module", ids="-".join)
-def test_containers_of_podman(way: tuple[str, str], caller: str, denials: Denials) -> None:
+def test_podman_containers_start_without_selinux_denials(
+    way: tuple[str, str], caller: str, denials: Denials
+) -> None:
     name, runtime = way
     options = BY_RUNTIME if name == "runtime" else (f"--runtime={runtime}", f"--env={REQUEST}")
     podman_run(caller, checked(*options)).ok()
     assert denials.unusual() == []
 
 
-def test_documents_in_docker(documents: None, denials: Denials) -> None:
+def test_cdi_specs_in_docker_cause_no_selinux_denials(documents: None, denials: Denials) -> None:
     docker_run(BY_CDI).ok()
     assert denials.unusual() == []
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-def test_documents_in_podman(caller: str, documents: None, denials: Denials) -> None:
+def test_cdi_specs_in_podman_cause_no_selinux_denials(
+    caller: str, documents: None, denials: Denials
+) -> None:
     podman_run(caller, checked(*BY_CDI)).ok()
     assert denials.unusual() == []
 
 
-def test_commands_about_containers_that_run(
+def test_commands_on_running_containers_cause_no_selinux_denials(
     docker: tuple[str], podman: tuple[str], denials: Denials
 ) -> None:
     # Below Docker the policy denies crun something that no container needs.
@@ -108,7 +114,7 @@ def test_commands_about_containers_that_run(
         run([*CALLERS["service"], "podman", "rm", "--force", "--time=0", "in-podman"])
 
 
-def test_units(documents: None, denials: Denials) -> None:
+def test_the_units_cause_no_selinux_denials(documents: None, denials: Denials) -> None:
     ask = [
         "python3",
         "-c",
@@ -130,12 +136,12 @@ def finding() -> dict[str, str]:
     return dict(found)
 
 
-def test_the_doctor_is_content(documents: None, denials: Denials) -> None:
+def test_the_doctor_reports_selinux_as_ok(documents: None, denials: Denials) -> None:
     assert finding()["status"] == "ok"
     assert denials.unusual() == []
 
 
-def test_a_boolean_takes_the_nodes_from_confined_containers(
+def test_a_boolean_denies_device_nodes_to_confined_containers(
     podman: tuple[str], denials: Denials
 ) -> None:
     boolean = "gpuhook_containers_use_gpus"
@@ -152,7 +158,7 @@ def test_a_boolean_takes_the_nodes_from_confined_containers(
         call("setsebool", boolean, "on")
 
 
-def test_the_control_without_the_module(
+def test_without_the_policy_module_selinux_denies_container_starts(
     docker: tuple[str], podman: tuple[str], denials: Denials, debians_policy: Path
 ) -> None:
     """Without it podman's units can't start gpu-py, and Docker's gpu-py can't keep its state."""

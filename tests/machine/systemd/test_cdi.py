@@ -42,7 +42,7 @@ def documents(docker: tuple[str]) -> Iterator[None]:
     call("gpuhook", "install", "--engine", "docker", "--no-cdi")
 
 
-def test_gpu_py_reads_them(documents: None) -> None:
+def test_gpu_py_gives_gpus_by_cdi_specs(documents: None) -> None:
     set_config("nvidia-container-runtime.mode=cdi")
     try:
         assert start(*BY_GPU_PY).ok().stdout.split() == OPENED
@@ -62,7 +62,7 @@ def remapped(documents: None) -> Iterator[None]:
     restart_docker("docker")
 
 
-def test_gpu_py_gives_gpus_to_a_user_namespace(remapped: None) -> None:
+def test_gpu_py_gives_gpus_by_cdi_specs_in_a_user_namespace(remapped: None) -> None:
     assert start(*BY_GPU_PY).ok().stdout.split() == OPENED
 
 

@@ -63,7 +63,7 @@ def control(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
         yield started
 
 
-def test_from_the_package_to_a_container(docker: tuple[str]) -> None:
+def test_the_installed_package_gives_requested_gpus_to_a_container(docker: tuple[str]) -> None:
     words = ["run", "--rm", "--runtime=gpu-py", "--env", REQUEST]
     said = call(*docker, *words, image("debian"), "nvidia-smi", "-L").splitlines()
     assert [line.split(":")[0] for line in said] == ["GPU 0", "GPU 1"]
@@ -75,18 +75,24 @@ def test_from_the_package_to_a_container(docker: tuple[str]) -> None:
 
 
 @EACH_CASE
-def test_access_outlives(cgroup_driver: str, what: str, container: Container) -> None:
+def test_device_access_survives_cgroup_changes(
+    cgroup_driver: str, what: str, container: Container
+) -> None:
     assert disturb(container, what)
 
 
 @EACH_CASE
-def test_the_hook_alone_loses_it(cgroup_driver: str, what: str, control: Container) -> None:
+def test_device_access_by_the_hook_alone_is_lost_where_expected(
+    cgroup_driver: str, what: str, control: Container
+) -> None:
     assert disturb(control, what) == ((cgroup_driver, what) not in LOST)
 
 
 @pytest.mark.parametrize("cgroup_driver", ["systemd"], indirect=True, scope="module")
 @pytest.mark.parametrize("what", ["daemon-reload", "set-property"])
-def test_an_attached_device_outlives(cgroup_driver: str, what: str, container: Container) -> None:
+def test_an_attached_device_survives_cgroup_changes(
+    cgroup_driver: str, what: str, container: Container
+) -> None:
     """Systemd writes the rules of the scope again, and a detached device stays denied."""
     call("gpuhook", "attach", container.name, "nvidia.com/gpu=1")
     for _ in range(2):
@@ -103,14 +109,14 @@ def test_an_attached_device_outlives(cgroup_driver: str, what: str, container: C
 
 @pytest.mark.parametrize("cgroup_driver", DRIVERS, indirect=True, scope="module")
 @pytest.mark.parametrize("unit", ["docker", "containerd"])
-def test_access_outlives_a_restart_of(unit: str, container: Container) -> None:
+def test_device_access_survives_a_restart_of_the_engine(unit: str, container: Container) -> None:
     pid = container.property("{{.State.Pid}}")
     restart_docker(unit)
     assert container.has_what_it_asked_for()
     assert container.property("{{.State.Pid}}") == pid
 
 
-def test_the_doctor_asks_for_links_until_they_are_there(docker: tuple[str]) -> None:
+def test_the_doctor_warns_about_missing_links_until_refresh_makes_them(docker: tuple[str]) -> None:
     call("gpuhook", "install", "--engine", "docker", "--cdi")
     for _ in range(10):  # a service of the package may have made them again before
         forget_links()

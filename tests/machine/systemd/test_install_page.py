@@ -71,7 +71,7 @@ def bare(before: set[str]) -> Iterator[None]:
     shutil.rmtree(VENV, ignore_errors=True)
 
 
-def test_with_pip(bare: None) -> None:
+def test_the_pip_instructions_of_the_install_page_work(bare: None) -> None:
     follow(*commands("With pip"))
     gpuhook = VENV / "bin/gpuhook"
     follow(f"{VENV}/bin/pip install . ./simulate")  # as the table below says
@@ -114,7 +114,7 @@ def shell(*lines: str) -> str:
     return run(["sh", "-c", script], cwd=REPOSITORY, timeout=300.0).ok().stdout
 
 
-def test_nvidias_own_commands_after_the_readmes(bare: None) -> None:
+def test_nvidias_own_commands_work_after_the_readmes_instructions(bare: None) -> None:
     before = SETTINGS.read_bytes() if SETTINGS.exists() else None
     lines = commands("Install it", "README.md")
     at, end = (lines.index(each) for each in ("systemctl restart docker", "gpuhook list"))

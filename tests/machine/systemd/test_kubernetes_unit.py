@@ -55,7 +55,7 @@ def node(podman: tuple[str]) -> Iterator[None]:
     call("systemctl", "daemon-reload")
 
 
-def test_before_the_kubelet(node: None) -> None:
+def test_the_plugins_unit_starts_before_the_kubelet(node: None) -> None:
     assert f"started {UNIT.name}" in apply("cdi")
     with Kubelet(FOLDER / "device-plugins") as kubelet:
         kubelet.start()

@@ -61,13 +61,15 @@ def variable_of(unit: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("unit", "does"), [("containerd", True), ("docker", False)])
-def test_with_a_containerd_that_is_a_service(unit: str, does: bool) -> None:
+def test_the_variable_counts_only_in_the_unit_of_a_separate_containerd(
+    unit: str, does: bool
+) -> None:
     with variable_of(unit):
         assert counts("docker") == does
     assert not counts("docker")
 
 
-def test_with_a_containerd_that_dockerd_starts() -> None:
+def test_the_variable_of_dockerd_counts_for_its_own_containerd() -> None:
     """None runs on the system's socket, and no --containerd names another."""
     own = ("docker", "--host", SOCKET)
     call("systemctl", "stop", "docker.socket", "docker", "containerd")

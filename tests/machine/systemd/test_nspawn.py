@@ -92,7 +92,7 @@ def started(root: Path) -> Iterator[None]:
     NSPAWN.unlink()
 
 
-def test_a_machine_has_what_was_asked_for(started: None) -> None:
+def test_an_nspawn_machine_has_only_the_requested_devices(started: None) -> None:
     done = inside("nvidia-smi", "-L")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(GIVEN)
@@ -114,7 +114,7 @@ def test_the_nspawn_unit_allows_only_the_given_devices(started: None) -> None:
         assert "No such device or address" in said
 
 
-def test_without_the_rule_a_node_can_not_be_opened(started: None) -> None:
+def test_without_the_device_rule_a_node_cannot_be_opened(started: None) -> None:
     """As people meet it who bind nodes by hand."""
     text = DROP_IN.read_text()
     DROP_IN.write_text("[Service]\n")
@@ -144,12 +144,12 @@ def test_watch_rewrites_the_nspawn_file_after_a_driver_change(started: None) -> 
     assert THEIRS in NSPAWN.read_text()
 
 
-def test_a_machine_with_users_of_its_own(started: None) -> None:
+def test_an_nspawn_machine_runs_in_a_user_namespace(started: None) -> None:
     """As machinectl starts them all: its root is another user of the host."""
     assert Path(f"/proc/{leader()}/uid_map").read_text().split()[1] != "0"
 
 
-def test_a_machine_that_asks_for_what_there_is_not(installed: None) -> None:
+def test_an_nspawn_request_for_a_missing_device_is_refused(installed: None) -> None:
     words = ["gpuhook", "install", "--engine", "nspawn", "--machine", "other"]
     assert "No device is asked for" in run(words).failed().stderr
     assert "nvidia.com/gpu=99" not in run([*words, "--device=nvidia.com/gpu=99"]).failed().stdout
@@ -157,13 +157,13 @@ def test_a_machine_that_asks_for_what_there_is_not(installed: None) -> None:
     assert not STATE.exists()
 
 
-def test_a_machine_that_is_started_by_hand(root: Path) -> None:
+def test_an_nspawn_machine_started_by_hand_has_the_requested_gpus(root: Path) -> None:
     words = call("gpuhook", "nspawn-arguments", "--rootfs", root, "-e", REQUEST).splitlines()
     done = run(["systemd-nspawn", "--quiet", "--directory", root, *words, "nvidia-smi", "-L"]).ok()
     assert len(done.stdout.splitlines()) == len(GIVEN)
 
 
-def test_a_service_that_has_a_root_of_its_own(root: Path) -> None:
+def test_a_service_with_its_own_root_has_the_requested_gpus(root: Path) -> None:
     lines = call("gpuhook", "unit-lines", "--rootfs", root, "-e", REQUEST).splitlines()
     assert lines[0] == "[Service]"
     settings = [word for line in lines[1:] for word in ("--property", line)]
@@ -175,7 +175,7 @@ def test_a_service_that_has_a_root_of_its_own(root: Path) -> None:
     assert len(done.stdout.splitlines()) == len(GIVEN)
 
 
-def test_a_service_of_the_hosts_own_may_open_what_it_asks_for(installed: None) -> None:
+def test_a_service_on_the_host_can_open_only_requested_devices(installed: None) -> None:
     lines = call("gpuhook", "unit-lines", "-e", REQUEST).splitlines()
     assert not [line for line in lines if line.startswith("Bind")]
     settings = [word for line in lines[1:] for word in ("--property", line)]

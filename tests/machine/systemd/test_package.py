@@ -40,7 +40,7 @@ def test_only_the_watch_and_cdi_refresh_units_are_enabled_and_active(installed: 
     assert call("systemctl", "list-units", "--failed", "--plain", "--no-legend", "gpuhook*") == ""
 
 
-def test_metrics_are_served_below_its_protections(installed: None) -> None:
+def test_the_metrics_unit_serves_all_gpus_under_its_hardening(installed: None) -> None:
     script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9836/metrics').read())"
     try:
         call("systemctl", "enable", "--now", "gpuhook-metrics.service")
@@ -60,7 +60,7 @@ def names(document: Path) -> set[str]:
     return {line.split()[-1].strip("'\"") for line in lines if "name:" in line}
 
 
-def test_documents_follow_the_driver_by_the_path_unit(installed: None) -> None:
+def test_cdi_specs_are_updated_by_the_path_unit(installed: None) -> None:
     document = Path("/run/cdi/nvidia.com-gpu.yaml")
     call("gpuhook", "install", "--cdi", "--engine", "docker")
     try:
@@ -100,7 +100,7 @@ def quietly(
     return subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=said, stderr=said)
 
 
-def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
+def test_an_unattended_upgrade_keeps_settings_and_containers_start(
     docker: tuple[str], tmp_path: Path
 ) -> None:
     call("gpuhook", "config", "set", "disable-require=true")
@@ -126,7 +126,7 @@ def test_an_upgrade_without_a_terminal_keeps_what_was_set_and_containers_start(
         call("gpuhook", "config", "set", "disable-require=false")
 
 
-def test_an_upgrade_from_one_package_keeps_a_service_running(
+def test_an_upgrade_from_one_package_keeps_the_service_running(
     installed: None, tmp_path: Path
 ) -> None:
     """The unit is another package's then, and its process runs the new modules."""
@@ -155,7 +155,7 @@ def test_an_upgrade_from_one_package_keeps_a_service_running(
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.5])
-def test_dpkg_is_killed(seconds: float, docker: tuple[str]) -> None:
+def test_a_killed_dpkg_is_repaired_by_installing_again(seconds: float, docker: tuple[str]) -> None:
     """While it unpacks, or later; who configures it again need not know where it has got to."""
     killed = quietly("dpkg", "--install", package())
     time.sleep(seconds)
@@ -188,7 +188,7 @@ def failed(installed: None) -> list[str]:
     return units
 
 
-def test_a_purge_leaves_nothing(before: set[str], failed: list[str]) -> None:
+def test_a_purge_removes_all_files_units_and_settings(before: set[str], failed: list[str]) -> None:
     """Systemd lists no unit that had failed, either."""
     assert states(*failed) == ["failed"] * len(failed)
     call("gpuhook", "install", "--engine", "docker", "--cdi", "--reload")

@@ -43,14 +43,14 @@ else:
     scope="module",
     ids=["-".join((*way, what)) for way, what in CASES],
 )
-def test_access_outlives_or_comes_back(
+def test_device_access_survives_or_is_lost_and_restored_where_expected(
     way: tuple[str, str], what: str, of_podman: Container
 ) -> None:
     assert disturb(of_podman, what) == ((way, what) not in LOST)
 
 
 @pytest.mark.parametrize("way", [("runtime", name) for name in RUNTIMES], indirect=True)
-def test_another_low_level_runtime_is_configured_meanwhile(
+def test_a_container_survives_a_change_of_the_configured_runtime(
     way: tuple[str, str], of_podman: Container
 ) -> None:
     [other] = {*RUNTIMES} - {way[1]}
@@ -61,7 +61,9 @@ def test_another_low_level_runtime_is_configured_meanwhile(
     set_config(f"nvidia-container-runtime.runtimes={way[1]}")
 
 
-def test_rootless(podman: tuple[str], user: tuple[str, ...]) -> None:
+def test_a_rootless_podman_container_has_only_the_requested_gpus(
+    podman: tuple[str], user: tuple[str, ...]
+) -> None:
     os.chdir("/")
     call(*user, "podman", "load", "--input", CARRIED / "images.tar")
     call(*user, "gpuhook", "install", "--engine", "podman")

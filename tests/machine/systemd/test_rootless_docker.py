@@ -40,7 +40,9 @@ def rootless(user: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     call(*user, "systemctl", "--user", "stop", "docker")
 
 
-def test_a_container_has_what_it_asks_for(user: tuple[str, ...], rootless: tuple[str, ...]) -> None:
+def test_a_rootless_docker_container_keeps_only_the_requested_gpus(
+    user: tuple[str, ...], rootless: tuple[str, ...]
+) -> None:
     said = call(*rootless, "info", "--format", "{{json .SecurityOptions}}")
     assert "name=rootless" in said
     nodes = [f"/dev/nvidia{minor}" for minor in GIVEN]

@@ -50,7 +50,7 @@ def folders(bundle: Path, runtime: str, umask: str) -> set[str]:
         call("rm", "--recursive", f"{bundle}.copy")
 
 
-def test_a_container_is_the_same_under_any(bundle: Path) -> None:
+def test_a_container_is_the_same_under_any_umask(bundle: Path) -> None:
     call("systemctl", "stop", "gpuhook-watch")  # its process has a umask of its own
     made = [folders(bundle, "gpu-py", umask) for umask in ("0022", "0077")]
     plain = [folders(bundle, "runc", umask) for umask in ("0022", "0077")]

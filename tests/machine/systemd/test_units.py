@@ -66,19 +66,19 @@ def property_of(unit: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_no_unit_closes_devices(unit: str, installed: None) -> None:
+def test_no_unit_restricts_devices(unit: str, installed: None) -> None:
     """Some settings do so in addition to their purpose, also for devices that come later."""
     assert property_of(unit, "DevicePolicy") == "auto"
     assert property_of(unit, "DeviceAllow") == ""
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_knows_all_that_a_unit_says(unit: str, installed: None) -> None:
+def test_systemd_accepts_every_setting_of_the_units(unit: str, installed: None) -> None:
     done = run(["systemd-analyze", "verify", f"/usr/lib/systemd/system/{unit}"])
     assert [line for line in done.stderr.splitlines() if unit in line] == []
 
 
-def test_a_start_is_served_by_the_watch(docker: tuple[str]) -> None:
+def test_a_container_start_is_served_by_the_watch_unit(docker: tuple[str]) -> None:
     """The prefork server of the unit, under its hardening, prepares a container."""
     call("systemctl", "restart", "gpuhook-watch")  # else it may notice the driver in a minute only
     words = [*docker, "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
@@ -103,7 +103,7 @@ def servers() -> dict[int, int]:
     return found
 
 
-def test_metrics_let_go_of_the_driver(installed: None) -> None:
+def test_a_reload_of_the_metrics_unit_releases_the_driver(installed: None) -> None:
     with started("gpuhook-metrics.service"):
         script = "import urllib.request as r; r.urlopen('http://127.0.0.1:9836/metrics').read()"
         wait_until(lambda: run(["python3", "-c", script]).status == 0, "metrics are served")
@@ -120,7 +120,7 @@ def test_metrics_let_go_of_the_driver(installed: None) -> None:
         assert int(property_of("gpuhook-metrics.service", "MainPID")) == first
 
 
-def test_gpus_are_shared_by_mps(installed: None) -> None:
+def test_the_mps_unit_shares_and_releases_the_gpu(installed: None) -> None:
     set_config("gpuhook.mps.devices=0")
     try:
         with started("gpuhook-mps.service"):
@@ -150,7 +150,7 @@ def nri(docker: tuple[str]) -> Iterator[None]:
     call("systemctl", "restart", "containerd")
 
 
-def test_the_engine_is_served(nri: None) -> None:
+def test_the_nri_unit_serves_containerd(nri: None) -> None:
     if not Path("/var/run/nri/nri.sock").exists():
         pytest.skip("Debian 12's containerd has no plugins")
     with started("gpuhook-nri.service"):
@@ -166,7 +166,7 @@ def load_images(folder: Path) -> None:
     call("ctr", "--namespace=k8s.io", "images", "import", folder / "images.tar")
 
 
-def test_the_gate_asks_the_kubelet_and_obeys_it(nri: None, tmp_path: Path) -> None:
+def test_the_nri_unit_gives_only_devices_the_kubelet_allocated(nri: None, tmp_path: Path) -> None:
     """The children that parse messages and ask the kubelet work under the unit's hardening."""
     if not Path("/var/run/nri/nri.sock").exists():
         pytest.skip("Debian 12's containerd has no plugins")

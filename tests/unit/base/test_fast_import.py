@@ -69,7 +69,7 @@ def loads(names: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("names", STARTS.values(), ids=STARTS.keys())
-def test_all_modules_of_a_start_are_imported_fast(compiled: Path, names: tuple[str, ...]) -> None:
+def test_all_modules_of_a_start_use_the_fast_import(compiled: Path, names: tuple[str, ...]) -> None:
     by_system = run(
         compiled, f"{loads(names)}print(*[m for m in {OURS} if sys.modules[m].__spec__])"
     )
@@ -79,7 +79,7 @@ def test_all_modules_of_a_start_are_imported_fast(compiled: Path, names: tuple[s
     assert sorted(fast.split()) == sorted(ordinary.split())
 
 
-def test_modules_are_the_same(compiled: Path) -> None:
+def test_fast_imported_modules_equal_ordinary_ones(compiled: Path) -> None:
     show = (
         f"for name in sorted({OURS}):\n"
         "    module = sys.modules[name]\n"
@@ -94,7 +94,7 @@ def test_modules_are_the_same(compiled: Path) -> None:
     ]
 
 
-def test_later_imports_are_fast_too(package: Path) -> None:
+def test_later_imports_use_the_fast_import(package: Path) -> None:
     add(
         package,
         "base/late.py",
@@ -117,7 +117,9 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize(("statement", "value"), IMPORTS.items(), ids=IMPORTS.keys())
-def test_statement_binds_what_it_does_in_python(package: Path, statement: str, value: str) -> None:
+def test_import_statements_bind_the_same_names_as_in_python(
+    package: Path, statement: str, value: str
+) -> None:
     add(
         package,
         "base/user.py",
@@ -138,7 +140,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("statement", FAILURES.values(), ids=FAILURES.keys())
-def test_failure_is_that_of_python(package: Path, statement: str) -> None:
+def test_a_failed_import_raises_the_same_error_as_in_python(package: Path, statement: str) -> None:
     add(package, "base/user.py", f"def fail():\n    {statement}\n")
     code = (
         "load('gpuhook.base.user')\n"
@@ -155,7 +157,7 @@ def test_failure_is_that_of_python(package: Path, statement: str) -> None:
     assert left == ""
 
 
-def test_module_that_fails_is_not_kept(package: Path) -> None:
+def test_a_module_that_fails_to_import_is_not_kept(package: Path) -> None:
     add(package, "base/broken.py", "raise ValueError('broken')\n")
     code = (
         "try: load('gpuhook.base.broken')\n"
@@ -173,14 +175,14 @@ def test_modules_may_import_each_other(package: Path) -> None:
     assert run(package, LOAD + code) == ["1"]
 
 
-def test_code_of_a_package_runs(package: Path) -> None:
+def test_a_packages_init_code_runs(package: Path) -> None:
     add(package, "package/__init__.py", "VALUE = 'yes'\n")
     add(package, "package/inner.py", "from gpuhook.package import VALUE\n")
     code = "load('gpuhook.package.inner')\nfrom gpuhook.package import inner\nprint(inner.VALUE)"
     assert run(package, LOAD + code) == ["yes"]
 
 
-def test_changed_source_is_what_runs(package: Path) -> None:
+def test_changed_source_code_is_used(package: Path) -> None:
     source = package / "core/request/sources.py"
     source.write_text(source.read_text() + "\nCHANGED = 'yes'\n")
     code = "from gpuhook.core.request import sources\nprint(sources.CHANGED)"
@@ -202,7 +204,7 @@ SPOILERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize(
     "module", ["base/errors", "base/config/model", "core/inventory/cache", "core/__init__"]
 )
-def test_unusable_file_is_left_to_the_import_system(
+def test_an_unusable_bytecode_file_is_left_to_the_import_system(
     package: Path, module: str, spoil: Callable[[Path], object]
 ) -> None:
     folder, _, name = module.rpartition("/")

@@ -77,7 +77,7 @@ SPOILED_FOLDERS = [_writable, pytest.param(_owned_by_another, marks=ROOT), _link
     only="_writable or _owned",
 )  # fmt: skip
 @pytest.mark.parametrize("spoil", SPOILED_FOLDERS)
-def test_a_folder_of_others_is_refused(
+def test_a_folder_that_other_users_can_change_is_refused(
     folder: StateDirectory, spoil: Callable[[Path], None]
 ) -> None:
     folder.folder("below", make=True).close()
@@ -95,7 +95,7 @@ def test_a_folder_of_others_is_refused(
         StateDirectory.opened(folder.path)
 
 
-def test_a_private_folder_is_refused_where_others_can_read_it(folder: StateDirectory) -> None:
+def test_a_private_folder_that_others_can_read_is_refused(folder: StateDirectory) -> None:
     folder.folder("below", make=True).close()
     place(folder, "below").chmod(0o750)
     folder.folder("below").close()
@@ -118,7 +118,7 @@ def test_missing_and_blocked_directories_are_not_opened(folder: StateDirectory) 
         folder.folder("missing")
 
 
-def test_a_path_that_changes_leads_nowhere_else(folder: StateDirectory) -> None:
+def test_a_replaced_path_does_not_redirect_an_open_folder(folder: StateDirectory) -> None:
     """Everything is reached through the descriptor."""
     folder.replace("a", b"1")
     _link(place(folder))
@@ -165,7 +165,7 @@ SPOILED_FILES = [
 
 
 @pytest.mark.parametrize("spoil", [*SPOILED_FILES, _changed])
-def test_a_spoiled_checked_file_counts_as_missing(
+def test_a_corrupt_checked_file_counts_as_missing(
     folder: StateDirectory, spoil: Callable[[Path], None]
 ) -> None:
     folder.write_checked("a", b'{"key": "value"}')
@@ -177,7 +177,7 @@ def test_a_spoiled_checked_file_counts_as_missing(
 
 
 @pytest.mark.parametrize("spoil", SPOILED_FILES)
-def test_a_spoiled_json_file_is_an_error(
+def test_a_corrupt_json_file_is_an_error(
     folder: StateDirectory, spoil: Callable[[Path], None]
 ) -> None:
     folder.replace("a", b'{"key": "value"}')
@@ -234,7 +234,7 @@ def _write_often(path: str, number: int) -> None:
                 pass  # another writer has renamed or replaced the temporary file
 
 
-def test_writers_at_once_leave_a_whole_file_or_none(folder: StateDirectory) -> None:
+def test_concurrent_writers_leave_a_whole_file_or_none(folder: StateDirectory) -> None:
     """Without a lock: a reader gets one writer's content, and never a mixture."""
     writers = [
         multiprocessing.get_context("fork").Process(target=_write_often, args=(folder.path, each))
@@ -291,7 +291,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("kind", ["for_life", "block"])
-def test_a_lock_of_another_process(folder: StateDirectory, kind: str) -> None:
+def test_a_lock_held_by_another_process_times_out(folder: StateDirectory, kind: str) -> None:
     sources = str(Path(state_directory.__file__).parents[2])
     words = [sys.executable, "-c", HOLD, sources, folder.path, kind]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
@@ -308,7 +308,7 @@ def test_a_lock_of_another_process(folder: StateDirectory, kind: str) -> None:
     folder.lock("lock", for_life=kind == "for_life").close()
 
 
-def test_a_lock_file_that_its_last_holder_removed(
+def test_a_removed_lock_file_is_not_used_as_a_lock(
     folder: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of such a file would exclude no process: the new one is locked."""
@@ -347,7 +347,9 @@ def test_a_lock_path_that_is_no_regular_file_never_blocks(
 # Boots --------------------------------------------------------------------------------------------
 
 
-def test_a_boot_has_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_boot_id_is_read_from_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     other = tmp_path / "boot_id"
     other.write_text("another\n")
@@ -358,7 +360,7 @@ def test_a_boot_has_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         boot_id()
 
 
-def test_a_record_of_another_boot_holds_nothing() -> None:
+def test_a_record_of_another_boot_holds_no_device() -> None:
     held = {
         "given": [{"kind": "k", "selected": ["a"], "nodes": {"a": []}}], "boot": "another",
         "id": "x", "pid": 1, "engine": "", "namespace": "", "pod": "", "container": "",

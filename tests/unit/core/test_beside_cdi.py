@@ -62,7 +62,7 @@ def given(
 @pytest.mark.parametrize("vendor", VENDORS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("word", ["void", "Void"])
-def test_mounts_add_nothing_to_devices_of_an_engine(
+def test_mounts_add_no_devices_where_the_engine_gave_some_by_cdi(
     vendor: str, mode: str, word: str, tmp_path: Path
 ) -> None:
     inventory = inventory_of(vendor, tmp_path)
@@ -76,9 +76,7 @@ def test_mounts_add_nothing_to_devices_of_an_engine(
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_an_image_that_says_void_gets_what_its_cluster_requests(
-    vendor: str, tmp_path: Path
-) -> None:
+def test_mounts_select_devices_for_an_image_with_void(vendor: str, tmp_path: Path) -> None:
     """The strategy volume-mounts of a device plugin: no engine has given it anything."""
     inventory = inventory_of(vendor, tmp_path)
     other = {"path": "/dev/infiniband/uverbs0", "type": "c", "major": 231, "minor": 192}
@@ -88,7 +86,7 @@ def test_an_image_that_says_void_gets_what_its_cluster_requests(
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_nodes_without_void_are_not_of_a_cdi_spec(vendor: str, tmp_path: Path) -> None:
+def test_mounts_count_beside_device_nodes_without_void(vendor: str, tmp_path: Path) -> None:
     """A device plugin with that strategy may pass the nodes as well; its variable isn't void."""
     inventory = inventory_of(vendor, tmp_path)
     by_engine = [node(inventory, inventory.devices[1])]
@@ -96,7 +94,7 @@ def test_nodes_without_void_are_not_of_a_cdi_spec(vendor: str, tmp_path: Path) -
     assert ids == (inventory.devices[1].id,)
 
 
-def test_a_mount_with_a_limit_adds_nothing_either(tmp_path: Path) -> None:
+def test_a_mount_with_a_limit_adds_no_device_to_those_given_by_cdi(tmp_path: Path) -> None:
     inventory = inventory_of("nvidia", tmp_path)
     place = memory_limit_place(registry.KNOWN["nvidia"].MOUNTS, "1", "8GiB", gives=True)
     by_engine = [node(inventory, inventory.devices[0])]

@@ -228,7 +228,7 @@ def test_config_json_with_an_odd_value_is_edited_or_refused(
     st.lists(st.tuples(st.sampled_from(PLACES), JSON), min_size=2, max_size=5),
     st.sampled_from([*SETTINGS]),
 )
-def test_many_odd_values(
+def test_config_json_with_many_odd_values_is_edited_or_refused(
     bundle: Path, there: dict[str, Inventory], changes: list[tuple[tuple[Any, ...], Any]], way: str
 ) -> None:
     data = WHOLE
@@ -237,7 +237,7 @@ def test_many_odd_values(
     assert_edited_or_refused(data, way, bundle, there)
 
 
-def test_edit_returns_the_task_of_a_worker_and_starts_none(
+def test_an_edit_returns_a_hook_worker_task_and_starts_no_process(
     bundle: Path, there: dict[str, Inventory]
 ) -> None:
     """The words that lead the hook to a worker come last; without any, the hook does the work."""
@@ -258,7 +258,7 @@ def test_edit_returns_the_task_of_a_worker_and_starts_none(
     assert our_hook(found.finish()) == plain
 
 
-def test_edit_has_no_task_where_no_hook_of_ours_is_added(
+def test_an_edit_without_an_added_hook_returns_no_task(
     bundle: Path, there: dict[str, Inventory]
 ) -> None:
     text = with_variable("0", hooks='{"createRuntime":[' + hook(names.HOOK, "prestart") + "]}")

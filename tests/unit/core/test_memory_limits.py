@@ -84,7 +84,7 @@ def sizes(*env: str, **given: Any) -> dict[str, int]:
 ALL = "NVIDIA_VISIBLE_DEVICES=all"
 
 
-def test_nothing_said_nothing_done() -> None:
+def test_no_limit_is_set_without_a_request() -> None:
     assert found(ALL) is None
     assert found("GPUHOOK_DEVICE_MEMORY=rubbish") is None, "it asks for no device"
 
@@ -111,7 +111,7 @@ def test_nvidias_variables_limit_all_gpus(env: tuple[str, ...], expected: int) -
     assert sizes(ALL, *env) == {"0": expected, "1": expected}
 
 
-def test_a_request_for_nothing_is_no_limit() -> None:
+def test_a_memory_request_of_0_sets_no_limit() -> None:
     assert found(ALL, f"{REQUEST}=0") is None
     assert found(f"{LIMIT}=rubbish") is None, "it asks for no device"
 
@@ -123,7 +123,7 @@ def test_a_request_for_nothing_is_no_limit() -> None:
     ["", " ", "8GiB", "8192MiB", "-1", "+1", " 8", "8 ", "0x10", "1e3", "8_0", "8.0",
      "17592186044416", "9" * 5000, "\N{ARABIC-INDIC DIGIT EIGHT}"],
 )  # fmt: skip
-def test_nvidias_variables_are_whole_mebibytes(name: str, value: str) -> None:
+def test_nvidias_variables_that_are_not_whole_mebibytes_are_refused(name: str, value: str) -> None:
     with pytest.raises(MemoryLimitError, match=f"{name} has .* isn't a whole number of MiB"):
         found(ALL, f"{name}={value}")
 
@@ -135,13 +135,13 @@ def test_a_request_above_the_limit_is_refused() -> None:
         found(ALL, f"{LIMIT}=8192", f"{REQUEST}=8193")
 
 
-def test_a_limit_of_nothing_is_refused() -> None:
+def test_a_memory_limit_of_0_is_refused() -> None:
     with pytest.raises(MemoryLimitError, match=f"{LIMIT} says 0MiB"):
         found(ALL, f"{LIMIT}=0")
 
 
 @pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
-def test_nvidias_variables_are_of_its_gpus_only(tree: "Tree") -> None:
+def test_nvidias_variables_limit_no_other_vendors_devices(tree: "Tree") -> None:
     del tree
     every: dict[str, Any] = {"nvidia": nvidia(gpu(0, 3)), "amd": AMD}
     env = ("NVIDIA_VISIBLE_DEVICES=0", "AMD_VISIBLE_DEVICES=0", f"{LIMIT}=1024")
@@ -152,7 +152,7 @@ def test_nvidias_variables_are_of_its_gpus_only(tree: "Tree") -> None:
 
 
 @pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
-def test_nvidias_variables_only_lower_what_the_administrator_allows() -> None:
+def test_nvidias_variables_can_only_lower_the_administrators_limit() -> None:
     config = loads('[gpuhook.limits]\nmost-device-memory = "4GiB"\n')
     assert sizes(ALL, f"{LIMIT}=8192", config=config) == {"0": 4, "1": 4}
     assert sizes(ALL, f"{LIMIT}=2048", config=config) == {"0": 2, "1": 2}
@@ -177,7 +177,7 @@ NOTES = {
 
 @pytest.mark.parametrize("engine", [CONTAINERD, CRIO, {**CRIO, **FALSE}])
 @pytest.mark.parametrize("name", NOTES)
-def test_annotations_of_the_containers_pod(name: str, engine: dict[str, str]) -> None:
+def test_pod_annotations_limit_the_containers_devices(name: str, engine: dict[str, str]) -> None:
     """Those of the KAI scheduler, where the engine passes a pod's annotations on."""
     given, expected = NOTES[name]
     annotations = {
@@ -187,7 +187,7 @@ def test_annotations_of_the_containers_pod(name: str, engine: dict[str, str]) ->
     assert found == ({"0": expected, "1": expected} if expected else {})
 
 
-def test_annotations_without_a_containers_name() -> None:
+def test_without_a_container_name_the_lowest_annotated_limit_applies() -> None:
     """The lowest of all counts, because none is known to be another's."""
     notes = {NOTE.format("a", "limit"): "8Gi", NOTE.format("b", "request"): "4Gi"}
     assert sizes(ALL, annotations=notes) == {"0": 4, "1": 4}
@@ -195,14 +195,14 @@ def test_annotations_without_a_containers_name() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "8GiB", "8 Gi", "-1", "all", "0", 8, None, ["8Gi"]])
-def test_annotations_are_quantities(value: Any) -> None:
+def test_annotations_that_are_no_quantities_are_refused(value: Any) -> None:
     notes = {NOTE.format("main", "limit"): value}
     with pytest.raises(MemoryLimitError, match="isn't an amount of memory"):
         found(ALL, annotations=notes)
     assert found(annotations=notes) is None, "it asks for no device"
 
 
-def test_an_annotation_that_requests_more_than_its_limit() -> None:
+def test_an_annotated_request_above_its_limit_is_refused() -> None:
     notes = {NOTE.format("main", "limit"): "1Gi", NOTE.format("main", "request"): "2Gi"}
     with pytest.raises(MemoryLimitError, match="asks for 2Gi, which is more than 1Gi"):
         found(ALL, annotations=notes)
@@ -224,7 +224,9 @@ def test_an_annotation_that_requests_more_than_its_limit() -> None:
         ("1c:00.0=8GiB", {"1": 8}),
     ],
 )
-def test_names_are_those_of_the_device_variable(word: str, expected: dict[str, int]) -> None:
+def test_limits_name_devices_as_the_device_variable_does(
+    word: str, expected: dict[str, int]
+) -> None:
     assert sizes(ALL, f"GPUHOOK_DEVICE_MEMORY={word}") == expected
 
 
@@ -232,7 +234,7 @@ def test_names_are_those_of_the_device_variable(word: str, expected: dict[str, i
 @pytest.mark.parametrize(
     "name", ["1", "0-1", "7", "nvidia.com/gpu=1", "amd.com/gpu=0", "../0", "GPU-00000001"]
 )
-def test_names_of_devices_that_it_has_not_been_given(name: str) -> None:
+def test_limits_of_devices_the_container_lacks_are_refused(name: str) -> None:
     with pytest.raises(MemoryLimitError, match="isn't one of the container's devices"):
         found("NVIDIA_VISIBLE_DEVICES=0", f"GPUHOOK_DEVICE_MEMORY={name}=8GiB")
 
@@ -266,7 +268,7 @@ BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
         ("/srv/limit/8GiB/0", {}),
     ],
 )
-def test_a_mount_limits_what_the_container_has(place: str, expected: dict[str, int]) -> None:
+def test_a_limit_mount_limits_the_containers_devices(place: str, expected: dict[str, int]) -> None:
     """Whatever the configuration says of mounts: no container gets more by one."""
     assert sizes(ALL, mounts=[place]) == expected
     assert sizes(ALL, mounts=[place], config=loads(BY_MOUNTS)) == expected
@@ -275,7 +277,7 @@ def test_a_mount_limits_what_the_container_has(place: str, expected: dict[str, i
 @pytest.mark.protects(
     "limit-mounts", "a limit by a mount, which a pod can't write, counts whatever the pod says"
 )
-def test_a_mount_that_gives_a_device_with_its_limit() -> None:
+def test_a_mount_can_add_a_device_with_a_memory_limit() -> None:
     config = loads(BY_MOUNTS + "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
     place = memory_limit_place(NVIDIA, "GPU-00000001", "8GiB", gives=True)
     assert sizes(mounts=[place], config=config) == {"1": 8}
@@ -315,12 +317,12 @@ def test_the_smaller_limit_of_mount_and_configuration_applies() -> None:
         (f"{NVIDIA}/limit/8GiB/imex/0", "isn't one of the container's devices"),
     ],
 )
-def test_a_mount_that_makes_no_sense_is_refused(place: str, why: str) -> None:
+def test_a_malformed_limit_mount_is_refused(place: str, why: str) -> None:
     with pytest.raises(MemoryLimitError, match=why):
         found(ALL, mounts=[place])
 
 
-def test_a_mount_for_all_devices_of_a_vendor_in_whichever_ways_they_came() -> None:
+def test_a_limit_mount_for_all_covers_devices_of_every_source() -> None:
     config = Config()
     inventory = nvidia()
     vendor = contract.load(registry.known(config)["nvidia"])
@@ -417,7 +419,9 @@ def node(major: int, minor: int) -> dict[str, Any]:
         ((rule(None, None, "m"), rule(1, 3), rule(10, 229), rule(5)), {}),
     ],
 )
-def test_a_rule_gives_a_device_too(rules: tuple[Any, ...], expected: dict[str, int]) -> None:
+def test_devices_allowed_by_a_cgroup_rule_are_limited_too(
+    rules: tuple[Any, ...], expected: dict[str, int]
+) -> None:
     """A container makes the node itself: engines leave CAP_MKNOD to it."""
     assert given(MOST, *rules) == expected
     if expected:
@@ -430,7 +434,7 @@ def test_a_rule_gives_a_device_too(rules: tuple[Any, ...], expected: dict[str, i
     "a rule for all devices is no privilege",
     instead="if any(spec_devices.allows_all(rule) for rule in rules):",
 )
-def test_privilege_is_more_than_a_rule() -> None:
+def test_a_rule_for_all_devices_does_not_count_as_privileged() -> None:
     nodes = [node(195, 3)]
     assert given(MOST, EVERY, nodes=nodes) == {"0": 8, "1": 8}
     assert given(MOST, EVERY, nodes=nodes, process=ADMIN) == {}
@@ -572,7 +576,7 @@ def test_promised_read_only_cgroups_are_believed_of_crun_only(
         limits.set(-1, container=container)
 
 
-def test_a_cgroup_that_can_t_be_closed(tree: "Tree") -> None:
+def test_a_cgroup_whose_descendants_cannot_be_restricted_is_refused(tree: "Tree") -> None:
     tree.fails["engine/container/cgroup.max.descendants"] = errno.EROFS
     limits = amds()
     limits.promised = set()
@@ -701,7 +705,7 @@ def amds(size: str = "8GiB", inventory: model.Inventory = AMD) -> MemoryLimits:
     return limits
 
 
-def test_a_limit_is_a_step_with_its_reason(tree: Tree) -> None:
+def test_a_limit_is_reported_as_a_step_with_its_reason(tree: Tree) -> None:
     assert tree
     [step] = amds().operations
     assert step.describe() == f"limit the memory of AMD GPU 0 to 8GiB (dmem.max of {VRAM})"
@@ -723,13 +727,13 @@ def test_memory_use_is_read_from_the_cgroup(tree: Tree) -> None:
     assert limits.used(*places) == {str(tree.folder): {"0000:03:00.0": (GIB, 8 * GIB)}}
 
 
-def test_a_kernel_without_dmem(tree: Tree) -> None:
+def test_a_limit_is_refused_on_a_kernel_without_dmem(tree: Tree) -> None:
     (tree.root / "dmem.capacity").unlink()
     with pytest.raises(MemoryLimitError, match="This kernel can't limit"):
         amds()
 
 
-def test_a_driver_that_registers_no_memory(tree: Tree) -> None:
+def test_a_limit_is_refused_if_the_driver_registers_no_memory(tree: Tree) -> None:
     assert tree
     with pytest.raises(MemoryLimitError, match="lists no memory of AMD GPU 0"):
         amds(inventory=drm("amd", "0000:03:00.1"))
@@ -739,7 +743,7 @@ def test_a_driver_that_registers_no_memory(tree: Tree) -> None:
     "inventory",
     [drm("amd", "0000:03:00.0", parent="card"), drm("amd", "0000:03:00.0", "0000:03:00.0")],
 )
-def test_a_part_of_a_card(tree: Tree, inventory: model.Inventory) -> None:
+def test_a_limit_of_a_part_of_a_card_is_refused(tree: Tree, inventory: model.Inventory) -> None:
     assert tree
     with pytest.raises(MemoryLimitError, match="a part of a card"):
         amds(inventory=inventory)
@@ -755,7 +759,9 @@ def test_a_part_of_a_card(tree: Tree, inventory: model.Inventory) -> None:
         (errno.EINVAL, "has the dmem controller"),
     ],
 )
-def test_a_write_that_fails(tree: Tree, path: str, number: int, remedy: str) -> None:
+def test_a_failed_cgroup_write_is_an_error_with_a_remedy(
+    tree: Tree, path: str, number: int, remedy: str
+) -> None:
     tree.fails[path] = number
     with pytest.raises(MemoryLimitError, match=remedy):
         amds().set(-1)
@@ -764,20 +770,22 @@ def test_a_write_that_fails(tree: Tree, path: str, number: int, remedy: str) -> 
 @pytest.mark.protects(
     "limit-read-back", "a limit that the kernel hasn't taken is an error", instead="if False:"
 )
-def test_a_limit_that_the_kernel_does_not_take(tree: Tree) -> None:
+def test_a_limit_the_kernel_does_not_accept_is_an_error(tree: Tree) -> None:
     tree.takes = False
     with pytest.raises(MemoryLimitError, match="hasn't accepted the limit"):
         amds().set(-1)
 
 
-def test_a_container_that_has_moved_meanwhile(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_that_changed_its_cgroup_meanwhile_is_refused(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = iter([(str(tree.root), str(tree.folder)), (str(tree.root), str(tree.root))])
     monkeypatch.setattr(access, "unified", lambda *_: next(places))
     with pytest.raises(MemoryLimitError, match="changed its cgroup"):
         amds().set(-1)
 
 
-def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
+def test_a_limit_is_refused_in_a_cgroup_with_other_processes(tree: Tree) -> None:
     procs = tree.folder / "cgroup.procs"
     process = os.open("/proc/self", os.O_PATH)
     words = ["unshare", "--mount", "sh", "-c", "echo in && exec sleep 999"]
@@ -802,7 +810,9 @@ def test_a_cgroup_of_which_others_are(tree: Tree) -> None:
 
 @pytest.mark.parametrize("above", ["engine", "."])
 @pytest.mark.parametrize("how", ["owner", "group", "everybody"])
-def test_a_cgroup_below_one_of_a_users(tree: Tree, above: str, how: str) -> None:
+def test_a_limit_is_refused_below_a_cgroup_writable_by_a_user(
+    tree: Tree, above: str, how: str
+) -> None:
     """He may take processes out of it: cgroups(7), "Delegation containment"."""
     procs = tree.root / above / "cgroup.procs"
     if how == "owner":
@@ -821,7 +831,9 @@ def test_a_cgroup_below_one_of_a_users(tree: Tree, above: str, how: str) -> None
         os.close(process)
 
 
-def test_rootless_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_limit_of_a_rootless_container_is_refused(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access, "in_first_user_namespace", lambda *_: False)
     with pytest.raises(MemoryLimitError, match="rootless"):
         amds().set(-1)
@@ -843,7 +855,7 @@ def test_rootless_is_refused(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Non
         (b"", b""),
     ],
 )
-def test_a_container_without_a_cgroup_of_its_own(
+def test_a_limit_is_refused_for_a_container_without_its_own_cgroup(
     tmp_path: Path, theirs: bytes, ours: bytes
 ) -> None:
     proc = tmp_path / "proc"
@@ -865,7 +877,7 @@ def test_a_container_without_a_cgroup_of_its_own(
         os.close(process)
 
 
-def test_a_vendor_that_has_no_limits() -> None:
+def test_a_limit_is_refused_for_a_vendor_without_memory_limits() -> None:
     devices = (Device("0", "0", {"index": ("0",), "uuid": ("x",)}),)
     inventory = model.Inventory("intel_npu", "/", "1", devices, ())
     with pytest.raises(MemoryLimitError, match="can't be limited"):
@@ -876,7 +888,7 @@ def test_a_vendor_that_has_no_limits() -> None:
         )
 
 
-def test_limits_that_were_written_down(tree: Tree) -> None:
+def test_recorded_limits_are_restored_unless_the_device_is_missing(tree: Tree) -> None:
     limits = amds()
     entries = limits.to_json()
     assert entries == [{"vendor": "amd", "device": "0", "id": "0000:03:00.0", "bytes": 8 * GIB}]

@@ -44,7 +44,7 @@ def rlimits(found: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {each["type"]: (each["soft"], each["hard"]) for each in found["process"]["rlimits"]}
 
 
-def test_limits_of_the_process_are_raised() -> None:
+def test_low_process_limits_are_raised_to_the_settings() -> None:
     others = [
         {"type": "RLIMIT_NOFILE", "soft": 1, "hard": 2},
         {"type": "RLIMIT_MEMLOCK", "soft": 65536, "hard": 65536},
@@ -70,7 +70,9 @@ def test_limits_are_never_lowered() -> None:
     assert found["RLIMIT_STACK"] == (64 << 20, MOST)
 
 
-def test_hard_limits_stay_where_they_can_not_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hard_limits_stay_unchanged_where_raising_is_not_permitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(resource_limits, "_may_raise", lambda: False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 1 << 20))
     assert rlimits(made())["RLIMIT_MEMLOCK"] == (1 << 20, 1 << 20)
@@ -78,7 +80,7 @@ def test_hard_limits_stay_where_they_can_not_be_raised(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("size", ["65536k", "67108864", "64m", "64M"])
 @pytest.mark.parametrize("place", ["/dev/shm", "/dev//shm/", "/dev/./shm"])
-def test_an_engines_default_of_shared_memory(size: str, place: str) -> None:
+def test_an_engines_default_shared_memory_size_is_raised(size: str, place: str) -> None:
     other = {"destination": "/dev", "type": "tmpfs", "options": ["size=65536k"]}
     [first, found] = made(mounts=[other, shm(f"size={size}", "nodev", destination=place)])["mounts"]
     assert first == other
@@ -105,12 +107,12 @@ def test_an_engines_default_of_shared_memory(size: str, place: str) -> None:
         ["rubbish"],
     ],
 )
-def test_other_shared_memory_stays(mounts: list[Any]) -> None:
+def test_other_sizes_of_shared_memory_stay_unchanged(mounts: list[Any]) -> None:
     config = '[gpuhook.containers]\nshm-size = "8GiB"\n'
     assert made(config, mounts=mounts)["mounts"] == mounts
 
 
-def test_shared_memory_in_percent() -> None:
+def test_shared_memory_in_percent_is_computed_and_never_lowered() -> None:
     config = '[gpuhook.containers]\nshm-size = "50%"\n'
     [found] = made(config, 4 * GIB, mounts=[shm("size=64m")])["mounts"]
     assert f"size={2 * GIB}" in found["options"]
@@ -125,7 +127,7 @@ def test_shared_memory_in_percent() -> None:
     [("memlock", "50%"), ("memlock", "all"), ("stack", "8MB"), ("shm-size", "unlimited"),
      ("shm-size", "0")],
 )  # fmt: skip
-def test_invalid_settings(key: str, value: str) -> None:
+def test_invalid_container_limit_settings_are_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"containers.{key} must be"):
         loads(f'[gpuhook.containers]\n{key} = "{value}"\n')
 
@@ -142,7 +144,7 @@ def test_invalid_settings(key: str, value: str) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_containers_with_devices_only(
+def test_only_containers_with_devices_get_raised_limits(
     env: str, nodes: list[tuple[int, int]], expected: bool, mode: str, tmp_path: Path
 ) -> None:
     """Those that request one, and those that an engine gave one by a CDI spec."""
@@ -166,7 +168,7 @@ def test_containers_with_devices_only(
     assert ("RLIMIT_MEMLOCK" in text) is expected
 
 
-def test_a_pods_limits() -> None:
+def test_a_pods_limits_are_raised_but_not_lowered() -> None:
     config = loads(SETTINGS)
     every = {"type": "RLIMIT_MEMLOCK", "hard": MOST, "soft": MOST}
     stack = {"type": "RLIMIT_STACK", "hard": 64 << 20, "soft": 64 << 20}

@@ -104,7 +104,7 @@ def test_a_container_requesting_no_devices_needs_no_verdict(config: Config) -> N
     assert given_to(config, "A=1") == [], "it isn't asked for"
 
 
-def test_the_driver_without_a_device(config: Config) -> None:
+def test_devices_none_with_a_verdict_gives_the_driver_and_no_device(config: Config) -> None:
     write(config)
     spec = {"process": {"env": [f"{VARIABLE}=none"]}}
     inventories = {"nvidia": machine()}
@@ -113,7 +113,7 @@ def test_the_driver_without_a_device(config: Config) -> None:
     assert [grant.devices for grant in found.grants] == [()]
 
 
-def test_mounts_and_annotations_are_no_way_around_it(config: Config) -> None:
+def test_the_verdict_overrides_mounts_and_annotations(config: Config) -> None:
     config.accept_volume_mounts = config.accept_annotations = True
     write(config, 1)
     place = f"/var/run/nvidia-container-devices/{UUIDS[3]}"
@@ -138,7 +138,7 @@ def test_cdi_names_missing_from_the_verdict_are_refused(config: Config) -> None:
     assert given_to(config, f"{VARIABLE}=a.com/b=1") == []
 
 
-def test_a_device_that_is_gone(config: Config) -> None:
+def test_a_verdict_with_a_missing_device_is_refused(config: Config) -> None:
     Verdicts().write(config.state_dir, ID, Verdict({"nvidia": ("GPU-gone",)}))
     with pytest.raises(UnknownDeviceError, match="GPU-gone, which this host no longer has"):
         given_to(config, f"{VARIABLE}=all")
@@ -165,7 +165,7 @@ def test_an_invalid_container_id_is_refused(config: Config, name: str) -> None:
 
 
 @given(some.text())
-def test_any_id(name: str) -> None:
+def test_any_accepted_container_id_is_a_plain_file_name(name: str) -> None:
     if verdict.is_id(name):
         assert os.path.basename(name) == name
         assert not name.startswith(".")
@@ -198,7 +198,7 @@ def test_a_verdict_that_other_users_may_have_written_is_ignored(
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"x\n{}", b'{"devices": {}}', b"\xff" * 100])
-def test_a_damaged_one(config: Config, text: bytes) -> None:
+def test_a_damaged_verdict_is_refused(config: Config, text: bytes) -> None:
     write(config, 0)
     file = Path(config.state_dir) / FOLDER / ID
     file.write_bytes(text)
@@ -210,7 +210,9 @@ def test_a_damaged_one(config: Config, text: bytes) -> None:
         given_to(config, f"{VARIABLE}=all")
 
 
-def test_older_ones_are_removed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_verdicts_are_removed_except_of_running_containers(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But for those of containers that run."""
     kept = Verdicts()
     for name in ("old", "running", "young"):
@@ -228,7 +230,7 @@ def test_older_ones_are_removed(config: Config, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("words", [("create", "--bundle", "/b", ID), ("run", "-b", "/b", ID)])
-def test_the_runtime_knows_the_containers_id(words: tuple[str, ...]) -> None:
+def test_the_container_id_is_read_from_the_runtimes_arguments(words: tuple[str, ...]) -> None:
     assert Arguments([*words]).container == ID
 
 
@@ -242,7 +244,7 @@ def a_bundle(folder: Path, *env: str) -> Path:
 
 
 @pytest.mark.protects("verdict-missing", "on a node with a gate nothing is given without a verdict")
-def test_the_runtime_gives_nothing_without_one(
+def test_the_runtime_gives_no_device_without_a_verdict(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: machine())
@@ -263,7 +265,9 @@ def test_the_runtime_gives_nothing_without_one(
 
 @pytest.mark.protects("verdict-missing", "on a node with a gate nothing is given without a verdict")
 @pytest.mark.parametrize("run", [prestart_hook.run, prestart_hook.take])
-def test_the_hook_gives_nothing_without_one(config: Config, tmp_path: Path, run: Any) -> None:
+def test_the_hook_gives_no_device_without_a_verdict(
+    config: Config, tmp_path: Path, run: Any
+) -> None:
     """Also one that podman or CRI-O calls, without gpu-py."""
     folder = a_bundle(tmp_path, f"{VARIABLE}=all")
     state = json.dumps({"id": ID, "pid": os.getpid(), "bundle": str(folder)}).encode()
@@ -271,7 +275,7 @@ def test_the_hook_gives_nothing_without_one(config: Config, tmp_path: Path, run:
         run(state, config, "")
 
 
-def test_an_engine_without_ids_gets_nothing(config: Config) -> None:
+def test_a_start_without_a_container_id_is_refused(config: Config) -> None:
     """podman's precreate stage comes before the container has its id."""
     spec = Spec("config.json", json.dumps({"process": {"env": [f"{VARIABLE}=0"]}}))
     write(config, 0)
@@ -282,7 +286,7 @@ def test_an_engine_without_ids_gets_nothing(config: Config) -> None:
 @pytest.mark.protects(
     "restored-gate", "no container of a checkpoint goes around the gate", instead="gated = False"
 )
-def test_a_container_of_a_checkpoint(config: Config) -> None:
+def test_a_container_restored_from_a_checkpoint_needs_a_verdict(config: Config) -> None:
     spec = Spec("config.json", json.dumps({"process": {"env": [f"{VARIABLE}=0"]}}))
     write(config, 0)
     with pytest.raises(RequestError, match=WITHOUT):

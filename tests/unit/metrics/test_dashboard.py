@@ -28,13 +28,13 @@ def series() -> set[str]:
 
 
 @pytest.mark.parametrize("path", [dashboard.DASHBOARD, dashboard.RULES], ids=lambda path: path.name)
-def test_each_series_is_the_exporters(path: Path) -> None:
+def test_dashboard_and_alerts_name_only_exported_series(path: Path) -> None:
     named = set(NAMES.findall(path.read_text()))
     assert len(named) >= 7
     assert named <= series()
 
 
-def test_the_page_lists_each_series() -> None:
+def test_the_metrics_page_lists_each_series() -> None:
     words = set(re.findall(r"\w+", PAGE))
     missing = [
         name
@@ -44,7 +44,7 @@ def test_the_page_lists_each_series() -> None:
     assert missing == []
 
 
-def test_the_page_names_no_series_that_there_is_not() -> None:
+def test_the_metrics_page_names_no_missing_series() -> None:
     named = {name for name in NAMES.findall(PAGE) if not name.endswith("_")}
     text = "".join(Calls(each.METRICS, "", ()).text() for each in (plugin, dra))
     of_services = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
@@ -52,11 +52,11 @@ def test_the_page_names_no_series_that_there_is_not() -> None:
     assert named <= series() | of_services
 
 
-def test_the_page_names_each_alert() -> None:
+def test_the_metrics_page_names_each_alert() -> None:
     assert [rule["alert"] for rule in dashboard.rules() if f"`{rule['alert']}`" not in PAGE] == []
 
 
-def test_panels_are_where_grafana_can_draw_them() -> None:
+def test_dashboard_panels_fit_the_grid_without_overlap() -> None:
     every = dashboard.load()["panels"]
     assert len({each["id"] for each in every}) == len(every)
     taken: set[tuple[int, int]] = set()
@@ -69,7 +69,7 @@ def test_panels_are_where_grafana_can_draw_them() -> None:
         taken |= cells
 
 
-def test_each_query_is_of_the_chosen_source_and_variables() -> None:
+def test_each_query_uses_the_chosen_source_and_variables() -> None:
     known = {each["name"] for each in dashboard.load()["templating"]["list"]}
     assert known == {"datasource", "job", "instance", "gpu", "container"}
     for title, expression in dashboard.queries():

@@ -57,7 +57,7 @@ def samples(options: SeriesOptions | None = None, look: Snapshot = LOOK) -> Samp
     return found
 
 
-def test_devices() -> None:
+def test_device_samples_have_the_right_labels_and_values() -> None:
     found = samples()
     uuid = {"vendor": "nvidia", "uuid": "GPU-1", "index": "0"}
     part = {"vendor": "nvidia", "uuid": "MIG-1", "index": "0:1"}
@@ -83,7 +83,7 @@ def test_devices() -> None:
     assert found["gpuhook_gpu_xid_errors_total"] == errors
 
 
-def test_a_limit_says_whose_figures_these_are() -> None:
+def test_a_memory_limit_sample_has_its_source_as_label() -> None:
     usage = Usage("c1", "GPU-1", 5, memory_limit_bytes=8, memory_source="dmem")
     found = samples(look=Snapshot((GPU,), (POD,), (usage,)))
     [(labels, value)] = found["gpuhook_container_gpu_memory_limit_bytes"]
@@ -91,7 +91,7 @@ def test_a_limit_says_whose_figures_these_are() -> None:
     assert "gpuhook_container_gpu_memory_limit_bytes" not in samples()
 
 
-def test_containers() -> None:
+def test_container_samples_have_the_right_labels_and_values() -> None:
     found = samples()
     labels = {
         "vendor": "nvidia", "uuid": "GPU-1", "index": "0", "container_id": "c1",
@@ -114,7 +114,7 @@ def test_quotes_and_newlines_in_labels_are_escaped() -> None:
     assert rb'name="a\"b\\c\nd"' in body
 
 
-def test_ourselves() -> None:
+def test_samples_about_the_exporter_itself_are_written() -> None:
     found = samples()
     assert found["gpuhook_metrics_errors_total"] == [({"kind": "timeout"}, 3)]
     assert found["gpuhook_metrics_scrape_duration_seconds"] == [({}, 0.25)]
@@ -126,7 +126,7 @@ def test_ourselves() -> None:
     assert samples(look=Snapshot(problems=("?",)))["gpuhook_metrics_complete"] == [({}, 0)]
 
 
-def test_series_of_cadvisor() -> None:
+def test_cadvisor_series_are_written_only_on_request() -> None:
     assert not [name for name in samples() if not name.startswith("gpuhook_")]
     found = samples(SeriesOptions(cadvisor=True))
     [(labels, value)] = found["container_accelerator_duty_cycle"]
@@ -139,7 +139,7 @@ def test_series_of_cadvisor() -> None:
     assert found["container_accelerator_memory_used_bytes"][0][1] == 30 << 20
 
 
-def test_series_of_dcgm() -> None:
+def test_dcgm_series_have_dcgms_labels_and_values() -> None:
     found = samples(SeriesOptions(dcgm=True))
     [(labels, value)] = found["DCGM_FI_DEV_GPU_UTIL"]
     assert value == 60
@@ -185,7 +185,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def test_every_row_that_dcgms_exporter_has_by_default() -> None:
+def test_all_default_series_of_the_dcgm_exporter_are_written() -> None:
     options = SeriesOptions(dcgm=True)
     body = exporter.text(LOOK, options, 0.0, openmetrics=False).decode()
     types = dict(re.findall(r"^# TYPE DCGM_FI_(\S+) (\S+)$", body, re.MULTILINE))
@@ -199,7 +199,7 @@ def test_every_row_that_dcgms_exporter_has_by_default() -> None:
     "no series is twice in a scrape",
     instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
 )
-def test_a_gpu_in_mig_mode_is_there_once() -> None:
+def test_dcgm_series_count_a_gpu_in_mig_mode_once() -> None:
     """A sum over a series of DCGM's is what the machine has, whatever is divided."""
     memory: Any = {"memory_total_bytes": 50 << 20, "memory_reserved_bytes": 5 << 20}
     parts = [replace(PART, id=f"MIG-{n}", gpu_instance=n, memory_used_bytes=n << 20, **memory)
@@ -229,7 +229,7 @@ def test_a_gpu_in_mig_mode_is_there_once() -> None:
     "no series is twice in a scrape",
     instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
 )
-def test_a_series_is_there_once() -> None:
+def test_no_series_is_written_twice() -> None:
     """Of compute instances of one GPU instance, of a pod that is there twice, of whatever else."""
     parts = [replace(PART, id=f"MIG-{number}", mig_profile=f"{number}c.3g.40gb")
              for number in (1, 2)]  # fmt: skip
@@ -245,7 +245,7 @@ def test_a_series_is_there_once() -> None:
     assert part["GPU_I_PROFILE"] == "3g.40gb"
 
 
-def test_series_of_dcgm_of_slurms_jobs() -> None:
+def test_dcgm_series_of_slurm_jobs_have_the_job_label() -> None:
     jobs = [Container(f"c{job}", slurm_job=job) for job in ("41", "41 again", "42")]
     jobs[1] = Container("c1", slurm_job="41")
     uses = [Usage(each.id, "GPU-1", 1, None, 1) for each in jobs[:2]]
@@ -262,19 +262,19 @@ def test_series_of_dcgm_of_slurms_jobs() -> None:
 
 
 @pytest.mark.parametrize("options", [SeriesOptions(), SeriesOptions(cadvisor=True, dcgm=True)])
-def test_families_are_whole(options: SeriesOptions) -> None:
+def test_each_metric_family_is_written_once(options: SeriesOptions) -> None:
     body = exporter.text(LOOK, options, 0.0, openmetrics=False)
     assert body.endswith(b"\n")
     types = re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE)
     assert len(types) == len({*types})
 
 
-def test_open_metrics() -> None:
+def test_openmetrics_text_ends_with_eof() -> None:
     body = exporter.text(LOOK, SeriesOptions(), 0.0, openmetrics=True)
     assert body.endswith(b"# EOF\n")
     assert b"gpuhook_gpu_energy_joules_total{" in body
 
 
-def test_a_file_that_cannot_be_written(tmp_path: object) -> None:
+def test_a_metrics_file_that_cannot_be_written_is_an_error(tmp_path: object) -> None:
     with pytest.raises(MetricsError, match="can't be written"):
         exporter.write(LOOK, SeriesOptions(), 0.0, f"{tmp_path}/none/metrics.prom")

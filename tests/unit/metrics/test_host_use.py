@@ -16,7 +16,7 @@ sys.stdin.read()
 """
 
 
-def test_time_and_memory_of_a_process() -> None:
+def test_cpu_time_and_memory_of_a_process_are_measured() -> None:
     """At first the mean of its whole life, then that since the sample before."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     shift = [0.0]
@@ -43,7 +43,7 @@ def test_time_and_memory_of_a_process() -> None:
     assert use.of(process.pid) == Use()
 
 
-def test_a_number_that_another_process_has_now_starts_again() -> None:
+def test_a_reused_process_number_starts_a_new_measurement() -> None:
     use = HostUse()
     use._before = {(os.getpid(), 0.0): (1.0, 1e9)}
     share = use.of(os.getpid()).cpu_utilization

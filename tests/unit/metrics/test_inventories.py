@@ -142,7 +142,7 @@ def test_devices_found_by_a_slow_child_process_appear_later(made: Made) -> None:
     assert made.look(0.0) == ["a0"]
 
 
-def test_drivers_that_fail(made: Made) -> None:
+def test_a_failing_driver_is_reported_and_a_missing_one_is_not(made: Made) -> None:
     made.drive(absent="There is none")
     assert made.look() == []
     assert not made.machine.failures()
@@ -155,7 +155,7 @@ def test_drivers_that_fail(made: Made) -> None:
     assert "didn't end in time" in str(made.machine.failures()["hanging"])
 
 
-def test_letting_go_ends_the_child_and_starts_none_for_a_while(made: Made) -> None:
+def test_letting_go_ends_the_child_process_and_delays_the_next(made: Made) -> None:
     before = children()
     made.drive(hangs=True)
     made.look(0.01)

@@ -27,7 +27,7 @@ SLICE = UID.replace("-", "_")
 
 
 @pytest.mark.vectors("metrics_cgroup", "metrics.pod_of_cgroup")
-def test_pods(case: Case) -> None:
+def test_pod_uids_of_cgroups_match_the_vectors(case: Case) -> None:
     assert containers.pod_uid(case["input"]["path"]) == case["expected"]["pod_uid"]
 
 
@@ -58,7 +58,7 @@ def test_pods(case: Case) -> None:
         ("/slurm/uid_0/job_7/step_0/slurm/uid_0/job_41", "7"),
     ],
 )
-def test_slurms_jobs(path: str, job: str) -> None:
+def test_slurm_jobs_are_identified_by_slurms_own_cgroups_only(path: str, job: str) -> None:
     for groups in ({"devices": path, "": "/"}, {"": path}):
         found = containers.owner_of(groups)
         assert found.job == job
@@ -66,26 +66,26 @@ def test_slurms_jobs(path: str, job: str) -> None:
             assert (found.engine, found.id) == (("slurm", f"slurm:{job}") if job else ("", ""))
 
 
-def test_a_container_in_a_job_is_itself() -> None:
+def test_a_container_within_a_slurm_job_keeps_its_own_identity() -> None:
     found = containers.owner_of({"": f"/system.slice/slurmstepd.scope/job_41/docker-{ID}.scope"})
     assert (found.engine, found.id, found.job) == ("docker", ID, "41")
 
 
 @pytest.mark.vectors("metrics_cgroup", "metrics.pod_of_process")
-def test_pods_of_processes(case: Case) -> None:
+def test_pod_uids_of_processes_match_the_vectors(case: Case) -> None:
     given = case["input"]
     assert containers.pod_of(given["v1"], given["v2"]) == case["expected"]["pod_uid"]
 
 
 @pytest.mark.vectors("metrics_cgroup", "metrics.container_of_cgroup")
-def test_containers(case: Case) -> None:
+def test_containers_of_cgroups_match_the_vectors(case: Case) -> None:
     found = containers.owner(case["input"]["path"])
     known = {"container": found.id or None, "engine": found.engine, "pod_uid": found.pod_uid}
     assert {key: known[key] for key in case["expected"]} == case["expected"]
 
 
 @pytest.mark.vectors("metrics_cgroup", "metrics.device_id")
-def test_device_ids(case: Case) -> None:
+def test_device_ids_match_the_vectors(case: Case) -> None:
     for text, expected in zip(
         case["input"]["device_ids"], case["expected"]["devices"], strict=True
     ):
@@ -128,7 +128,7 @@ def test_device_ids(case: Case) -> None:
         ("/", Owner()),
     ],
 )
-def test_further_paths(path: str, expected: Owner) -> None:
+def test_further_cgroup_paths_identify_their_containers(path: str, expected: Owner) -> None:
     assert containers.owner(path) == expected
 
 
@@ -158,7 +158,7 @@ def test_a_process_belongs_to_the_container_in_its_cgroup_path() -> None:
         ("", Assigned()),
     ],
 )
-def test_further_device_ids(text: str, expected: Assigned) -> None:
+def test_further_forms_of_device_ids_are_parsed(text: str, expected: Assigned) -> None:
     assert containers.assigned(text) == expected
 
 
@@ -190,7 +190,9 @@ def test_a_container_id_in_another_cgroup_path_does_not_count(
     assert observer._container_of(0, {f"/system.slice/{SCOPE}": ID}, known) == expected
 
 
-def test_unknown_containers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_containers_beyond_the_maximum_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user who may create cgroups gets no more series than the maximum."""
     monkeypatch.setattr(observers, "MAX_CONTAINERS", 3)
     (tmp_path / "config.toml").touch()
@@ -215,7 +217,7 @@ def test_unknown_containers_are_counted(tmp_path: Path, monkeypatch: pytest.Monk
 # Processes ------------------------------------------------------------------------------------
 
 
-def test_a_process_that_has_just_ended_is_known_for_one_more_look() -> None:
+def test_an_ended_process_is_remembered_for_one_more_snapshot() -> None:
     with subprocess.Popen(["sleep", "1000"]) as running:
         known = Processes()
         before = known.place(running.pid)
@@ -230,7 +232,7 @@ def test_a_process_that_has_just_ended_is_known_for_one_more_look() -> None:
     assert known.place(running.pid)[1].id == ""
 
 
-def test_a_process_belongs_to_the_group_that_is_nearest() -> None:
+def test_a_process_belongs_to_the_innermost_known_cgroup() -> None:
     groups = {"/a": "one", "/a/b": "two"}
     assert find("/a/b/c", groups) == "two"
     assert find("/a/bc", groups) == "one"
@@ -238,7 +240,7 @@ def test_a_process_belongs_to_the_group_that_is_nearest() -> None:
     assert find("", groups) == ""
 
 
-def test_a_cgroup_is_no_container_that_is_elsewhere() -> None:
+def test_a_cgroup_named_like_a_container_elsewhere_is_detected() -> None:
     groups = {f"/system.slice/docker-{ID}.scope/init.scope": ID, "/user.slice/box": "box"}
     assert not poses(f"/system.slice/docker-{ID}.scope/system.slice/a.service", ID, groups)
     assert poses(f"/user.slice/user-1000.slice/user@1000.service/docker-{ID}.scope", ID, groups)
@@ -298,7 +300,7 @@ def pod(name: str, *devices: str) -> Pod:
     return Pod("space", name, "web", frozenset(devices))
 
 
-def test_the_only_one_with_its_devices() -> None:
+def test_a_pod_is_matched_to_the_only_container_with_its_devices() -> None:
     other = Container("c2", "docker", devices=(GPU_0,))
     found = pods.name([POD, other], [pod("a", GPU_0)])
     named = replace(POD, pod="a", namespace="space", container="web")
@@ -310,7 +312,7 @@ def test_a_pod_of_a_known_container_is_listed_once() -> None:
     assert pods.name([known], [pod("a", GPU_0)]) == [known]
 
 
-def test_devices_that_are_shared() -> None:
+def test_pods_that_share_devices_are_not_matched_to_containers() -> None:
     two = [POD, replace(POD, id="c2")]
     found = pods.name(two, [pod("a", GPU_0), pod("b", GPU_0)])
     assert {(each.id, each.pod, each.devices) for each in found} == {

@@ -163,7 +163,7 @@ def test_unsupported_xid_events_cause_a_note_and_no_problem(made: Any) -> None:
     assert (asking.note, asking.xids_of("GPU-1")) == ("", {79: 1})
 
 
-def test_a_driver_that_hangs_costs_one_wait_and_its_device(made: Any) -> None:
+def test_a_hung_driver_costs_one_timeout_and_its_device(made: Any) -> None:
     now = [1000.0]
     asking, driver = made(hang, lambda: time.monotonic() + now[0])
     before = time.monotonic()
@@ -200,7 +200,7 @@ class Sysfs:
         return found
 
 
-def test_files_that_hang_are_waited_for_once_and_cost_their_device(made: Any) -> None:
+def test_hung_device_files_cost_one_timeout_and_their_device(made: Any) -> None:
     """As those of a GPU that is reset: the exporter itself never waits in one."""
     now = [1000.0]
     asking, _ = made(None, lambda: time.monotonic() + now[0])
@@ -233,7 +233,7 @@ def test_a_vendors_files_are_read_by_a_child() -> None:
     "a device that has answered isn't left out when the driver hangs later",
     instead="pass",
 )
-def test_a_device_that_has_answered_is_not_left_out(made: Any) -> None:
+def test_a_device_that_answered_before_a_hang_is_not_left_out(made: Any) -> None:
     """The child hangs in none, or isn't let run."""
 
     def behave(talk: Channel) -> None:
@@ -279,7 +279,7 @@ def test_a_malformed_answer_ends_only_the_child_process(made: Any, said: str) ->
     assert asking.pid == 0
 
 
-def test_a_child_that_ends(made: Any) -> None:
+def test_an_ended_child_process_is_counted_and_replaced(made: Any) -> None:
     now = [1000.0]
     asking, driver = made(end, lambda: time.monotonic() + now[0])
     assert asking.ask(HERE) is None
@@ -293,7 +293,7 @@ def test_a_child_that_ends(made: Any) -> None:
     assert asking.errors["ended"] == 1
 
 
-def test_letting_go_ends_the_child(made: Any) -> None:
+def test_letting_go_ends_the_child_process(made: Any) -> None:
     now = [1000.0]
     asking, _ = made(answer, lambda: time.monotonic() + now[0])
     assert asking.ask(HERE) is not None
@@ -309,7 +309,7 @@ def test_letting_go_ends_the_child(made: Any) -> None:
     assert asking.ask(HERE) is not None
 
 
-def test_other_devices_get_another_child(made: Any) -> None:
+def test_changed_devices_get_a_new_child_process(made: Any) -> None:
     asking, driver = made(answer)
     assert asking.ask(HERE) is not None
     first = asking.pid

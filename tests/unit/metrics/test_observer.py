@@ -37,14 +37,16 @@ def assembled(observer: Observer, found: list[Holder], **processes: Any) -> Any:
     "containers of one id keep the devices of all in the metrics",
     instead="known[made.id] = made",
 )
-def test_containers_of_one_id_count_as_one(observer: Observer) -> None:
+def test_containers_with_the_same_id_are_merged(observer: Observer) -> None:
     """As those of runc in two of its roots: neither takes the other's devices away."""
     found = [holder("same", "/a/same", "G0", "G2"), holder("same", "/b/same", "G1", "G2")]
     devices, _ = assembled(observer, found)
     assert devices == {"same": ("G0", "G2", "G1")}
 
 
-def test_all_of_a_slurm_job_is_its(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_slurm_job_without_a_container_are_the_jobs(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a container without a cgroup of its own, and what runs in another task of the job."""
     paths = {7: "/slurm/uid_5/job_41/step_0/task_0", 8: "/slurm/uid_5/job_41/step_0/task_1",
              9: "/slurm/uid_5/job_42/step_0/task_0", 10: f"/user/docker/{ID}"}  # fmt: skip
@@ -68,7 +70,7 @@ def test_usage_is_unknown_without_the_drivers_process_list(observer: Observer) -
 
 
 @pytest.mark.parametrize(("took", "left"), [(0.0, 4.0), (1.0, 3.0), (4.5, 0.5)])
-def test_a_driver_that_hangs_does_so_once_in_a_look(
+def test_memory_reading_gets_only_the_time_the_driver_left(
     observer: Observer, monkeypatch: pytest.MonkeyPatch, took: float, left: float
 ) -> None:
     """Else a scrape with limits of memory would take longer than Prometheus waits."""

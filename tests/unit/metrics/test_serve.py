@@ -183,12 +183,14 @@ HEADERS = (
 
 
 @pytest.mark.parametrize(("words", "expected"), ODD.items())
-def test_odd_requests(lasting: tuple[str, int], words: str, expected: int) -> None:
+def test_odd_requests_get_the_expected_status(
+    lasting: tuple[str, int], words: str, expected: int
+) -> None:
     assert status(lasting, words) == expected
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_odd_headers(lasting: tuple[str, int], header: str) -> None:
+def test_odd_headers_and_bodies_are_accepted(lasting: tuple[str, int], header: str) -> None:
     for body in ("", "0\r\n\r\n", "5\r\nhello\r\nx\r\n", "GET / HTTP/1.1\r\n\r\n", "\xff" * 99):
         request = f"GET /metrics HTTP/1.1\r\n{header}\r\n\r\n{body}"
         assert status(lasting, request) == 200
@@ -216,7 +218,7 @@ def test_any_request_line_gets_an_expected_status(lasting: tuple[str, int], word
 
 @settings(max_examples=100)
 @given(_line | _wild.map(lambda text: text.replace("\n", "")), _line)
-def test_any_header_may_come_with_a_request(
+def test_any_header_in_a_request_is_accepted(
     lasting: tuple[str, int], accept: str, header: str
 ) -> None:
     request = f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n{header}\r\n\r\n"
@@ -247,7 +249,9 @@ def test_a_failing_request_is_answered_and_its_error_logged_once(
     "metrics: a text that can't be written ends nothing",
     instead="except MetricsError as error:",
 )
-def test_a_text_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_write_the_metrics_text_is_answered_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> bytes:
         raise ValueError("a \x1b[31mlabel\n that nobody thought of")
 
@@ -304,7 +308,9 @@ def test_addresses_of_one_network_count_as_one_peer(one: str, other: str, same: 
 )
 @pytest.mark.parametrize("before", [b"", b"GET ", b"GET http://", b"GET / HTTP/1.1\r\n"])
 @pytest.mark.parametrize("after", [b"\r\n\r\n", b" HTTP/1.0\n\n"])
-def test_no_request_takes_more_than_its_length(before: bytes, piece: bytes, after: bytes) -> None:
+def test_request_parsing_time_is_linear_in_the_length(
+    before: bytes, piece: bytes, after: bytes
+) -> None:
     """One four times as long takes about four times as long, not sixteen."""
     short, long = (
         min(of_this_process(partial(_answered, before + piece * n + after)) for _ in range(3))
@@ -413,7 +419,7 @@ def test_one_client_with_many_connections_does_not_displace_others(
 @pytest.mark.protects(
     "most-connections", "whole requests for the metrics are no more than can be watched"
 )
-def test_whole_requests_are_not_without_end() -> None:
+def test_the_number_of_pending_whole_requests_is_bounded() -> None:
     """While one look takes long, one address makes requests; another's keeps its place."""
     most = 256
     with ExitStack() as stack:
@@ -431,7 +437,7 @@ def test_whole_requests_are_not_without_end() -> None:
         assert [each.peer for each in clients.whole()].count("127.0.0.2") == 1
 
 
-def test_no_descriptor_for_a_connection(tmp_path: Path) -> None:
+def test_without_a_free_descriptor_a_slow_client_is_replaced(tmp_path: Path) -> None:
     """Then it takes the slot of a slow client."""
     with serving(tmp_path, spare=12) as address, ExitStack() as slow:
         for _ in range(SLOW // 2):

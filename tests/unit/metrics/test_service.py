@@ -57,7 +57,7 @@ def answer(address: tuple[str, int]) -> bytes:
 @pytest.mark.protects(
     "metrics-nobody", "metrics: the process that serves is nobody's", instead="pass"
 )
-def test_the_process_that_serves_has_no_rights(tmp_path: Path) -> None:
+def test_the_metrics_server_process_has_no_privileges(tmp_path: Path) -> None:
     with serving(tmp_path) as address:
         assert answer(address).startswith(b"HTTP/1.0 200 ")
         found = status_of(the_server())
@@ -69,7 +69,7 @@ def test_the_process_that_serves_has_no_rights(tmp_path: Path) -> None:
         assert os.geteuid() != 0 or found["Groups"] == ""
 
 
-def test_another_one_serves_where_it_ends(tmp_path: Path) -> None:
+def test_an_ended_metrics_server_is_replaced(tmp_path: Path) -> None:
     with serving(tmp_path) as address:
         assert answer(address).startswith(b"HTTP/1.0 200 ")
         first = the_server()
@@ -79,7 +79,7 @@ def test_another_one_serves_where_it_ends(tmp_path: Path) -> None:
         assert "ended with signal 9" in (tmp_path / "told").read_text()
 
 
-def test_root_loads_nothing_that_speaks_to_strangers() -> None:
+def test_the_root_process_imports_no_http_or_tls_modules() -> None:
     code = (
         "import sys; import gpuhook.metrics.commands.metrics; "
         "print(*{'ssl', 'bcrypt', 'prometheus_client', 'http.server'} & {*sys.modules})"
@@ -142,6 +142,6 @@ def test_a_snapshot_survives_the_round_trip_through_json(container: Container) -
     assert answers.to_snapshot(json.loads(line)["snapshot"]) == look
 
 
-def test_files_are_the_same_on_the_other_side() -> None:
+def test_web_content_survives_the_transfer_to_the_server() -> None:
     content = WebContent("/x", {"min_version": ""}, {"key_file": b"\0\xff"}, {"a": "$2b$"}, {})
     assert answers.to_web(json.loads(answers.line(web=answers.from_web(content)))["web"]) == content

@@ -45,7 +45,7 @@ def _families(draw: Callable[[Any], Any]) -> Families:
 
 
 @given(_families())
-def test_the_same_as_prometheus_client_writes(families: Families) -> None:
+def test_the_text_equals_that_of_prometheus_client(families: Families) -> None:
     registry: Any = _Registry(families)
     assert encode(families, openmetrics=False) == exposition.generate_latest(registry)
     assert encode(families, openmetrics=True) == _openmetrics(registry)
@@ -63,14 +63,14 @@ def test_label_values_survive_a_round_trip(words: list[str]) -> None:
     }
 
 
-def test_no_labels_and_no_samples() -> None:
+def test_families_without_labels_or_samples_are_written() -> None:
     families = [GaugeMetricFamily("one", "1.", value=1.5), GaugeMetricFamily("none", "0.")]
     text = b"# HELP one 1.\n# TYPE one gauge\none 1.5\n# HELP none 0.\n# TYPE none gauge\n"
     assert encode(families, openmetrics=False) == text
     assert encode(families, openmetrics=True) == text + b"# EOF\n"
 
 
-def test_counters_of_others_keep_their_names() -> None:
+def test_counters_without_the_total_suffix_keep_their_names() -> None:
     """OpenMetrics has no counter whose name doesn't end in _total."""
     family = Metric("COUNTED", "About.", "counter")
     family.add_sample("COUNTED", {}, 3)
@@ -83,7 +83,7 @@ def test_counters_of_others_keep_their_names() -> None:
         )
 
 
-def test_a_cgroup_called_by_bytes_that_are_no_text_ends_no_scrape() -> None:
+def test_undecodable_label_values_are_escaped_and_stay_distinct() -> None:
     family = GaugeMetricFamily("family", "About.", labels=["label"])
     words = ["\udcff", "\udcfe", "?"]
     for word in words:
@@ -144,11 +144,11 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("accept", "expected"), CHOICES.items())
-def test_choice_of_a_format(accept: str, expected: bool) -> None:
+def test_the_format_is_chosen_by_the_accept_header(accept: str, expected: bool) -> None:
     assert is_openmetrics(accept) == expected
 
 
 @given(st.text(alphabet=st.sampled_from('q=;,.01 version"\t\xb2\xff') | st.characters()))
-def test_any_header_has_a_format(accept: str) -> None:
+def test_any_accept_header_yields_a_format(accept: str) -> None:
     assert is_openmetrics(accept) is False
     assert is_openmetrics(f"{OPENMETRICS};version={accept}") in (True, False)

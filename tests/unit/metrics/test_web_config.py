@@ -110,7 +110,7 @@ def asked(
         made.close()
 
 
-def test_tls(folder: Path) -> None:
+def test_with_tls_only_tls_clients_are_answered(folder: Path) -> None:
     with served(folder, TLS) as address:
         assert asked(address, context(folder)) == 200
         with pytest.raises((http.client.HTTPException, OSError)):
@@ -135,7 +135,7 @@ def test_tls_below_the_minimum_version_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
-def test_a_certificate_that_was_renewed(folder: Path) -> None:
+def test_a_renewed_certificate_is_used_and_an_invalid_one_ignored(folder: Path) -> None:
     """As a Secret's files are: others take their places."""
     with served(folder, TLS) as address:
         assert _subject(address, folder) == "server"
@@ -157,7 +157,7 @@ def _subject(address: tuple[str, int], folder: Path) -> str:
     return str(found["subject"][0][0][1])
 
 
-def test_certificates_of_clients(folder: Path) -> None:
+def test_a_client_without_a_required_certificate_is_refused(folder: Path) -> None:
     more = ", client_ca_file: ca.pem, client_auth_type: RequireAndVerifyClientCert}"
     with served(folder, TLS.replace("}", more)) as address:
         assert asked(address, context(folder, "client")) == 200
@@ -171,7 +171,7 @@ def test_certificates_of_clients(folder: Path) -> None:
     instead="answer = http_request.elsewhere(client.request)",
 )
 @pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
-def test_passwords(folder: Path) -> None:
+def test_only_valid_and_current_passwords_are_accepted(folder: Path) -> None:
     users = f"basic_auth_users: {{anna: {hashed(PASSWORD)}, bert: {hashed('other')}}}\n"
     with served(folder, users) as address:
         for _ in range(2):
@@ -261,7 +261,7 @@ def request(password: str) -> bytes:
     instead="answer = http_request.elsewhere(client.request)",
 )
 @pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
-def test_wrong_passwords_make_no_right_one_be_checked_again(folder: Path, checks: Checks) -> None:
+def test_wrong_passwords_do_not_evict_cached_valid_ones(folder: Path, checks: Checks) -> None:
     (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}, c: {hashed('d')}}}\n")
     web = web_of(folder)
     checks.let_go(1000)
@@ -282,7 +282,9 @@ def test_wrong_passwords_make_no_right_one_be_checked_again(folder: Path, checks
     "metrics: an unknown name takes as long as the slowest password",
     instead="self._nobody = _NOBODY % 10",
 )
-def test_an_unknown_name_takes_as_long_as_the_slowest(folder: Path, checks: Checks) -> None:
+def test_an_unknown_user_takes_as_long_as_the_slowest_password(
+    folder: Path, checks: Checks
+) -> None:
     users = ", ".join(f"u{cost}: {hashed('b', cost)}" for cost in (5, 8, 4))
     (folder / "web.yml").write_text(f"basic_auth_users: {{{users}}}\n")
     web = web_of(folder)
@@ -338,7 +340,7 @@ def test_a_new_client_is_checked_before_a_password_guesser(folder: Path, checks:
         assert made.recv(12) == b"HTTP/1.0 200"
 
 
-def test_silent_handshakes_by_the_dozen(folder: Path) -> None:
+def test_many_silent_handshakes_do_not_delay_another_client(folder: Path) -> None:
     """From one address, more than there may be connections; another one is served all the while."""
     with served(folder, TLS) as address, ExitStack() as others:
         for _ in range(40):
@@ -356,7 +358,7 @@ def test_silent_handshakes_by_the_dozen(folder: Path) -> None:
     instead='if scheme.lower() != "basic" or not colon:',
 )
 @pytest.mark.parametrize("password", ["b\0", "b\0c", "\0", "\0b"])
-def test_a_password_with_nul_is_none(folder: Path, checks: Checks, password: str) -> None:
+def test_a_password_with_a_nul_byte_is_refused(folder: Path, checks: Checks, password: str) -> None:
     """bcrypt raises, or takes what is before it: the beginning would do for the whole."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address:
@@ -398,7 +400,7 @@ def test_clients_with_wrong_passwords_do_not_displace_a_valid_one(
     "header",
     ["", "Basic", "Basic ", "Basic !", "Bearer YTpi", "Basic YQ==", "Basic /w==", "Basic AAA6AAA="],
 )
-def test_odd_headers_are_refused(folder: Path, header: str) -> None:
+def test_malformed_authorization_headers_are_refused(folder: Path, header: str) -> None:
     (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}}}\n")
     web = web_of(folder)
     assert allows(web, "basic YTpi")
@@ -437,7 +439,7 @@ def test_an_invalid_web_config_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("text", ["", "tls_server_config:\nbasic_auth_users:\n", "{}"])
-def test_nothing_asked_for(folder: Path, text: str) -> None:
+def test_an_empty_web_config_allows_plain_http_without_passwords(folder: Path, text: str) -> None:
     (folder / "web.yml").write_text(text)
     if text.startswith("tls"):
         with pytest.raises(MetricsError, match="has no cert_file"):
@@ -447,6 +449,6 @@ def test_nothing_asked_for(folder: Path, text: str) -> None:
     assert (web.scheme, allows(web, "")) == ("http", True)
 
 
-def test_no_file() -> None:
+def test_a_missing_web_config_is_an_error() -> None:
     with pytest.raises(MetricsError, match="can't be read"):
         WebFiles("/nonexistent").read()

@@ -152,7 +152,7 @@ SAME: dict[str, tuple[Any, bytes]] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_messages(name: str) -> None:
+def test_messages_match_the_expected_bytes_both_ways(name: str) -> None:
     ours, text = SAME[name]
     assert ours.SerializeToString(deterministic=True) == text
     assert type(ours).FromString(text) == ours
@@ -163,7 +163,7 @@ def test_unknown_fields_from_a_newer_kubelet_are_ignored() -> None:
     assert list(P.AllocateRequest.FromString(text).container_requests[0].devices_ids) == ["a"]
 
 
-def test_only_what_protocs_code_uses_of_protobuf() -> None:
+def test_kubelet_messages_work_with_protobuf_4_21() -> None:
     """Debian 12 has a protobuf (4.21) without message_factory.GetMessageClass."""
     gone = "import google.protobuf.message_factory as m; del m.GetMessageClass; "
     code = f"{gone}from gpuhook.monitor import kubelet_api; "

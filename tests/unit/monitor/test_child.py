@@ -14,7 +14,7 @@ def nobody(sentence: str) -> None:
     raise AssertionError(sentence)
 
 
-def test_a_chore_goes_well_or_not() -> None:
+def test_a_child_tasks_success_or_failure_is_returned() -> None:
     assert do(lambda: True, 60, nobody, "The chore")
     assert not do(lambda: False, 60, nobody, "The chore")
 
@@ -53,13 +53,13 @@ def children() -> str:
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
-def test_a_chore_that_hangs_is_ended() -> None:
+def test_a_hung_child_task_is_ended() -> None:
     before = children()
     assert not do(wait_for_ever, 1, nobody, "The chore")
     assert children() == before
 
 
-def test_pauses_grow_to_the_longest() -> None:
+def test_pauses_double_up_to_the_maximum_and_reset() -> None:
     pauses = BackOff(1.0, 5.0)
     assert [pauses.grow() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
     pauses.reset()

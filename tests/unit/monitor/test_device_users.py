@@ -38,7 +38,7 @@ def others(*names: str) -> list[tuple[str, Identity]]:
     "containers without a record that are called alike have each its own devices",
     instead=("found.setdefault(Identity(identity.name, identity.engine), made).nodes |= nodes"),
 )
-def test_two_that_are_called_alike_have_each_its_own(
+def test_containers_with_the_same_name_are_kept_apart(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = [("7", Identity("box", "", "/a/box")), ("8", Identity("box", "", "/b/box"))]
@@ -77,7 +77,7 @@ def test_the_search_for_device_users_stops_at_its_time_limit(
     "containers without a record are no more than a limit",
     instead="containers = sorted([*recorded, *others], key=lambda each: each.name)",
 )
-def test_containers_without_a_record_are_counted(
+def test_containers_without_a_record_beyond_the_limit_are_left_out(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for count in (device_users.MAX_CONTAINERS, device_users.MAX_CONTAINERS + 1):
@@ -88,7 +88,7 @@ def test_containers_without_a_record_are_counted(
         assert len(found.problems) == count - device_users.MAX_CONTAINERS
 
 
-def test_a_damaged_record_is_told_and_hides_no_container(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_and_hides_no_container(tmp_path: Path) -> None:
     process = os.open("/proc/self", os.O_PATH)
     try:
         record = records.describe(State("web", os.getpid(), "", None), None, [])

@@ -67,7 +67,9 @@ def test_a_cgroup_equal_to_our_own_identifies_no_container() -> None:
         ("/a/box", "/b/box", "box"),
     ],
 )  # fmt: skip
-def test_containers_that_are_called_alike_are_two(one: str, other: str, name: str) -> None:
+def test_containers_with_the_same_name_in_other_cgroups_differ(
+    one: str, other: str, name: str
+) -> None:
     first, second = (identify({"": path}, {}) for path in (one, other))
     assert first.name == name
     assert first != second
@@ -91,7 +93,7 @@ def test_containers_that_are_called_alike_are_two(one: str, other: str, name: st
         ({2: "/kube/pod/web"}, "/../other", "/../other"),
     ],
 )
-def test_the_cgroup_that_a_container_was_given(
+def test_processes_below_a_containers_cgroup_belong_to_it(
     given: dict[int, str], now: str, expected: str
 ) -> None:
     assert path_of(given, {"": now}, {}) == expected
@@ -129,7 +131,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         ("/gone/since", "/gone"),
     ],
 )
-def test_a_name_counts_where_root_gave_it(made: Made, path: str, expected: str) -> None:
+def test_cgroup_names_count_only_where_root_made_them(made: Made, path: str, expected: str) -> None:
     groups = {"": path, "cpu,devices": path, "name=systemd": "/init.scope"}
     found = {"": expected, "cpu,devices": expected, "name=systemd": "/init.scope"}
     assert made.of(groups) == found
@@ -152,12 +154,16 @@ def test_user_made_nested_cgroups_do_not_count_as_containers(made: Made) -> None
         ("/../../user.slice", "/../../user.slice"),
     ],
 )
-def test_cgroups_that_are_not_to_be_seen_from_here(made: Made, path: str, expected: str) -> None:
+def test_cgroups_outside_the_namespace_are_cut_at_user_folders(
+    made: Made, path: str, expected: str
+) -> None:
     assert made.of({"": path, "pids": path}) == {"": expected, "pids": expected}
 
 
 @pytest.mark.protects("given-group", "a cgroup's name counts where root gave it")
-def test_the_owner_of_a_folder_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cgroup_counts_only_if_its_folder_belongs_to_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = f"1 1 0:1 /below {tmp_path} rw - cgroup2 none rw\n"
     monkeypatch.setattr(proc, "data_of", lambda _: table.encode())
     (tmp_path / "a/b").mkdir(parents=True)

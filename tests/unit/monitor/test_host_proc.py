@@ -48,7 +48,7 @@ def line(number: int, root: bytes, point: bytes, source: bytes) -> bytes:
 )
 @given(names, names, names)
 @example(b"\r\r", b"x\r0::", b"0:8")
-def test_mounts_of_any_name(root: bytes, point: bytes, source: bytes) -> None:
+def test_mounts_with_any_names_are_parsed(root: bytes, point: bytes, source: bytes) -> None:
     before, after = line(7, b"/", b"/", b"none"), line(9, b"/", b"/after", b"none")
     table = proc.Mounts(before + line(8, b"/" + root, b"/" + point, source) + after)
     assert [mount.id for mount in table] == [b"7", b"8", b"9"]
@@ -74,7 +74,7 @@ def test_mounts_of_any_name(root: bytes, point: bytes, source: bytes) -> None:
 @given(names)
 @example(b"x\r0::/victim")
 @example(b"x\x0b0::/victim")
-def test_cgroups_of_any_name(name: bytes) -> None:
+def test_cgroups_with_any_names_are_parsed(name: bytes) -> None:
     name = name.replace(b"\n", b"")  # which the kernel refuses
     text = b"12:cpu,devices:/a/%s\n1:name=systemd:/%s\n0::/%s/b\n" % (name, name, name)
     assert proc.cgroups(text) == {
@@ -90,7 +90,7 @@ def test_cgroups_of_any_name(name: bytes) -> None:
 @given(st.binary(min_size=1, max_size=15))
 @example(b"x\rUid:\t0\t0")
 @example(b"a b")
-def test_processes_of_any_name(name: bytes) -> None:
+def test_processes_with_any_names_are_parsed(name: bytes) -> None:
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")  # as proc_task_name() does
     told = proc.status(b"Name:\t%s\nUmask:\t0022\nUid:\t7\t8\t9\t10\nGroups:\t\n" % escaped)
     assert told == {
@@ -102,7 +102,7 @@ def test_processes_of_any_name(name: bytes) -> None:
 
 
 @given(st.binary())
-def test_nothing_ends_it(data: bytes) -> None:
+def test_any_bytes_are_parsed_without_an_error(data: bytes) -> None:
     """Entries in another form are skipped."""
     table = proc.Mounts(data)
     for mount in table:
@@ -124,7 +124,7 @@ def test_malformed_mount_and_cgroup_lines_are_ignored() -> None:
     assert proc.cgroups(b"nonsense\n0:/x\nx::/y\n1:cpu:relative\n:::\n") == {}
 
 
-def test_escapes_of_mountinfo_and_nothing_else() -> None:
+def test_only_the_escapes_of_mountinfo_are_decoded() -> None:
     assert proc.unescaped(rb"/a\040b\011c\012d\134e\043f") == "/a b\tc\nd\\e#f"
     assert proc.unescaped(rb"/a\015b\100c\04") == r"/a\015b\100c\04"
 
@@ -145,7 +145,7 @@ def test_a_user_chosen_mount_source_is_not_parsed_as_a_device() -> None:
     assert [mount.source for mount in table] == [b"0:9", b""]
 
 
-def test_ids() -> None:
+def test_id_maps_are_parsed() -> None:
     assert proc.id_map(b"         0       1000          1\n         1     100000      65536\n") == [
         (0, 1000, 1), (1, 100000, 65536),
     ]  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_file_is_not_read_without_bound(tmp_path: Path) -> None:
         os.close(folder)
 
 
-def test_our_own() -> None:
+def test_our_own_proc_files_are_parsed_correctly() -> None:
     """As the kernel tells it in other ways."""
     mounts = list(proc.Mounts(proc.read("/proc/self/mountinfo")))
     told = Path("/proc/self/mounts").read_bytes().split(b"\n")[:-1]
@@ -175,7 +175,7 @@ def test_our_own() -> None:
 # Namespaces -----------------------------------------------------------------------------------
 
 
-def test_each_namespace_once() -> None:
+def test_each_mount_namespace_is_read_once() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "print(flush=True); input()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -201,7 +201,7 @@ def test_no_namespaces_are_read_after_the_time_limit() -> None:
     assert not look.is_whole
 
 
-def test_a_table_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_table_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "_MAX_TABLE", 10)
     look = Look(600)
     assert look.table("self") == b""
@@ -211,7 +211,7 @@ def test_a_table_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 # The kernel's events --------------------------------------------------------------------------
 
 
-def test_an_event() -> None:
+def test_a_kernel_event_is_parsed() -> None:
     data = b"add@/module/nvidia\0ACTION=add\0DEVPATH=/module/nvidia\0SUBSYSTEM=module\0A=b=c\0"
     [event] = parse(data)
     assert event == {
@@ -223,12 +223,12 @@ def test_an_event() -> None:
 
 
 @hypothesis.given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
+def test_any_bytes_of_a_kernel_event_are_parsed(data: bytes) -> None:
     [event] = parse(data)
     assert all(isinstance(each, str) for pair in event.items() for each in pair)
 
 
-def test_nothing_is_waited_for() -> None:
+def test_reading_kernel_events_does_not_block() -> None:
     events = KernelEvents(listen())
     try:
         assert isinstance([*events.read()], list)
@@ -269,7 +269,9 @@ def test_the_pid_namespace_of_the_mounted_proc_is_found(
     assert proc.pids() == (4711 if owner else 0)
 
 
-def test_ids_of_the_first_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_initial_pid_namespace_is_recognised_without_a_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is visible in /proc, so no status is read."""
     first = SimpleNamespace(st_ino=proc.FIRST_PIDS)
     monkeypatch.setattr(proc, "os", SimpleNamespace(stat=lambda _: first))

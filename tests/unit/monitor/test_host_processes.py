@@ -29,7 +29,7 @@ def _found(tree: Tree, users: set[int]) -> list[int]:
     return [process.pid for process in running("dockerd", str(tree.root), users)]
 
 
-def test_roots_daemon_with_its_words(tree: Tree) -> None:
+def test_a_root_daemon_is_found_with_its_arguments(tree: Tree) -> None:
     tree.process(9, "/usr/bin/dockerd", "-H", "fd://", started=BOOT + 5, environ=["A=b=c"])
     [found] = running("dockerd", str(tree.root), ROOT)
     assert found.argv == ("/usr/bin/dockerd", "-H", "fd://")
@@ -38,7 +38,7 @@ def test_roots_daemon_with_its_words(tree: Tree) -> None:
     assert found.root == str(tree.root)
 
 
-def test_long_names_are_known_by_their_beginning(tree: Tree) -> None:
+def test_a_daemon_with_a_long_name_is_found(tree: Tree) -> None:
     tree.process(9, "containerd-shim-runc-v2")
     assert len(running("containerd-shim-runc-v2", str(tree.root), ROOT)) == 1
 
@@ -72,7 +72,7 @@ def test_a_process_that_only_resembles_a_root_daemon_is_ignored(
     "other users: set-user-ID programs and user namespaces are not root",
     instead="return True",
 )
-def test_a_user_namespace_of_its_own_is_no_root(tree: Tree) -> None:
+def test_a_process_in_another_user_namespace_does_not_count_as_root(tree: Tree) -> None:
     tree.link("/proc/9/ns/user", "user:[2]")
     tree.process(9, "dockerd")
     assert _found(tree, ROOT) == []
@@ -83,14 +83,14 @@ def test_a_user_namespace_of_its_own_is_no_root(tree: Tree) -> None:
     "other users: set-user-ID programs and user namespaces are not root",
     instead="return True",
 )
-def test_a_set_user_id_program_says_its_callers_words(tree: Tree) -> None:
+def test_a_set_user_id_program_does_not_count_as_root(tree: Tree) -> None:
     tree.process(9, "dockerd")
     assert _found(tree, ROOT) == [9]
     (tree.root / "proc/9/exe").chmod(0o4755)
     assert _found(tree, ROOT) == []
 
 
-def test_a_users_own_daemon_may_be_in_another_user_namespace(tree: Tree) -> None:
+def test_a_users_daemon_in_another_user_namespace_is_found(tree: Tree) -> None:
     tree.link("/proc/9/ns/user", "user:[2]")
     tree.process(9, "dockerd", uid=1000, status={"CapEff": "0"})
     assert _found(tree, {1000}) == [9]
@@ -102,7 +102,7 @@ def test_a_users_own_daemon_may_be_in_another_user_namespace(tree: Tree) -> None
     "other users: nothing but the status of their processes is read",
     instead='if not self._data("cmdline") or not self._is_believed(status, users):',
 )
-def test_nothing_but_the_status_of_anothers_process_is_read(
+def test_only_the_status_of_other_users_processes_is_read(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its words may lie in memory that takes for ever to be read."""
@@ -128,12 +128,14 @@ def test_nothing_but_the_status_of_anothers_process_is_read(
         (["dockerd", "--config-file-x=/a"], []),
     ],
 )
-def test_a_daemons_options(argv: list[str], expected: list[str]) -> None:
+def test_a_daemons_options_are_read_from_its_arguments(
+    argv: list[str], expected: list[str]
+) -> None:
     process = Process(1, 0, tuple(argv), 0, 0.0, None, "")
     assert process.option("--config-file") == expected
 
 
-def test_a_daemon_reads_a_file_by_any_of_its_names(tmp_path: Path) -> None:
+def test_a_daemons_file_is_recognised_by_any_of_its_paths(tmp_path: Path) -> None:
     real, link = tmp_path / "real", tmp_path / "link"
     real.touch()
     link.symlink_to(real)
@@ -170,7 +172,7 @@ def _child(name: str, *, ends: bool = False) -> Iterator[int]:
         os.close(done)
 
 
-def test_our_own_process_is_found_and_gets_its_signal() -> None:
+def test_a_found_process_gets_its_signal() -> None:
     name = f"gp-own-{os.getpid()}"
     with in_time(), _child(name) as pid:
         [found] = [each for each in running(name) if each.pid == pid]
@@ -180,7 +182,7 @@ def test_our_own_process_is_found_and_gets_its_signal() -> None:
         assert running(name) == []
 
 
-def test_a_zombie_is_none() -> None:
+def test_a_zombie_process_is_not_found() -> None:
     name = f"gp-end-{os.getpid()}"
     with _child(name, ends=True):
         assert running(name) == []

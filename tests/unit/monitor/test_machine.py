@@ -103,7 +103,7 @@ def ids(machine: HostDevices) -> list[str]:
 
 
 @pytest.mark.parametrize("can_save", [True, False])
-def test_a_driver_is_asked_once(made: Made, can_save: bool) -> None:
+def test_a_driver_is_queried_only_after_a_change(made: Made, can_save: bool) -> None:
     if not can_save:
         Path(made.config.state_dir).write_text("a file in the way")
     made.drive(devices=["a0", "a1"])
@@ -118,7 +118,7 @@ def test_a_driver_is_asked_once(made: Made, can_save: bool) -> None:
     assert len(made.said) == 2
 
 
-def test_a_driver_that_is_not_there_is_not_asked_again_and_again(made: Made) -> None:
+def test_a_missing_driver_is_not_queried_repeatedly(made: Made) -> None:
     made.drive(absent="There is none")
     machine = made.build()
     assert machine.refresh()
@@ -159,7 +159,7 @@ def test_a_failing_driver_is_retried_less_often_and_reported_once(made: Made) ->
     assert machine.failures() == {}
 
 
-def test_a_lost_device_is_known_as_it_was(made: Made) -> None:
+def test_a_lost_device_keeps_its_last_known_data(made: Made) -> None:
     made.drive(devices=["a0", "a1"])
     machine = made.build()
     machine.refresh()
@@ -176,7 +176,7 @@ def test_a_lost_device_is_known_as_it_was(made: Made) -> None:
     assert machine.lost() == []
 
 
-def test_only_the_drivers_of_the_devices_are_asked(made: Made) -> None:
+def test_only_drivers_of_the_given_devices_are_queried(made: Made) -> None:
     made.drive(devices=["a0"])
     machine = made.build()
     machine.refresh()

@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[
     return seen
 
 
-def test_containers_without_a_limit_cost_nothing_where_the_kernel_counts_nothing(
+def test_unlimited_containers_are_read_only_where_memory_is_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(dmem, "TREE", str(tmp_path))

@@ -37,14 +37,14 @@ def nodes_of(pid: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("flags", ["os.O_RDONLY", "os.O_RDWR", "os.O_WRONLY"])
-def test_a_node_that_is_open(started: Callable[[str], int], flags: str) -> None:
+def test_a_process_with_an_open_node_is_found(started: Callable[[str], int], flags: str) -> None:
     pid = started(f"one = os.open('/dev/full', {flags}); two = os.open('/dev/null', os.O_RDONLY)")
     [found] = open_nodes.users(PATHS, Look(60.0), [str(pid)])
     assert (found.pid, found.nodes) == (pid, ("/dev/gpu0",))
     assert found.command
 
 
-def test_several_nodes_and_several_processes(started: Callable[[str], int]) -> None:
+def test_processes_with_several_open_nodes_are_found(started: Callable[[str], int]) -> None:
     text = "one, two = (os.open(path, os.O_RDONLY) for path in ('/dev/zero', '/dev/full'))"
     pids = [started(text), started("pass"), started(text)]
     found = open_nodes.users(PATHS, Look(60.0), map(str, pids))
@@ -52,22 +52,22 @@ def test_several_nodes_and_several_processes(started: Callable[[str], int]) -> N
     assert {each.nodes for each in found} == {("/dev/gpu0", "/dev/gpu1")}
 
 
-def test_a_descriptor_of_the_path_holds_no_driver(started: Callable[[str], int]) -> None:
+def test_an_o_path_descriptor_does_not_count_as_open(started: Callable[[str], int]) -> None:
     assert nodes_of(started("one = os.open('/dev/full', os.O_PATH)")) == ()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may follow the links in map_files")
-def test_a_node_that_is_only_mapped(started: Callable[[str], int]) -> None:
+def test_a_process_with_a_mapped_node_is_found(started: Callable[[str], int]) -> None:
     text = "fd = os.open('/dev/zero', os.O_RDONLY)\n"
     text += f"kept = mmap.mmap(fd, 4096, {mmap.MAP_PRIVATE})\nos.close(fd)"
     assert nodes_of(started(text)) == ("/dev/gpu1",)
 
 
-def test_a_process_that_has_ended() -> None:
+def test_an_ended_process_has_no_open_nodes() -> None:
     assert nodes_of(2**22 + 1) == ()
 
 
-def test_a_search_that_takes_too_long(started: Callable[[str], int]) -> None:
+def test_the_search_for_open_nodes_stops_at_its_time_limit(started: Callable[[str], int]) -> None:
     pid = started("one = os.open('/dev/full', os.O_RDONLY)")
     look = Look(0.0)
     assert open_nodes.users(PATHS, look, [str(pid)]) == []

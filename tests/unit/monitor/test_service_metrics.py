@@ -35,7 +35,7 @@ def series(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_the_text() -> None:
+def test_calls_failures_and_durations_are_counted_in_the_text() -> None:
     calls = counted()
     calls.note(("a", "prepare"), 0.02, failed=False)
     calls.note(("a", "prepare"), 7.0, failed=True)
@@ -57,7 +57,7 @@ def test_the_text() -> None:
 
 
 @pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb", 'x" 1\nother 2', "ü"])
-def test_labels_end_no_line(value: str) -> None:
+def test_special_characters_in_labels_are_escaped(value: str) -> None:
     calls = counted()
     calls.note((value, "prepare"), 1.0, failed=False)
     found = series(calls.text())
@@ -136,7 +136,7 @@ def test_the_newest_text_is_served(address: str) -> None:
     "the process that serves a service's own metrics has no privileges",
     instead="pass",
 )
-def test_without_privileges() -> None:
+def test_the_process_that_serves_metrics_has_no_privileges() -> None:
     with served() as service:
         assert service.page(), "it has started"
         [pid] = service.children()
@@ -148,7 +148,7 @@ def test_without_privileges() -> None:
         assert re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
 
 
-def test_a_process_that_is_killed_is_started_again() -> None:
+def test_a_killed_metrics_process_is_started_again() -> None:
     with served() as service:
         service.metrics.note(("a", "prepare"), 0.1, failed=False)
         [pid] = service.children()
@@ -163,7 +163,7 @@ def connected(service: Served) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
 
-def test_clients_that_say_little_or_too_much() -> None:
+def test_slow_clients_do_not_delay_others_and_are_disconnected() -> None:
     """None delays others, and those that are too many are disconnected."""
     with served() as service, ExitStack() as stack:
         silent = [stack.enter_context(connected(service)) for _ in range(40)]
@@ -186,7 +186,7 @@ def test_clients_that_say_little_or_too_much() -> None:
             assert each.recv(1) == b"", "it is disconnected in the end"
 
 
-def test_without_an_address_nothing_runs() -> None:
+def test_without_an_address_no_metrics_process_runs() -> None:
     said: list[str] = []
     metrics = ServiceMetrics(counted(), "", "--metrics-listen", said.append, time.monotonic)
     metrics.note(("a", "prepare"), 0.1, failed=False)
@@ -195,7 +195,7 @@ def test_without_an_address_nothing_runs() -> None:
     metrics.end()
 
 
-def test_an_address_that_is_taken() -> None:
+def test_an_address_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(MetricsError, match=f"Nothing can listen at {address}"):

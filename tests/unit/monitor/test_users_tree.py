@@ -49,7 +49,7 @@ def fill(folder: Path, outside: Path) -> None:
     os.chdir(before)
 
 
-def test_all_kinds_are_removed_and_nothing_outside(tmp_path: Path, parent: int) -> None:
+def test_files_of_all_kinds_are_removed_and_outside_ones_kept(tmp_path: Path, parent: int) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")
@@ -77,7 +77,7 @@ def test_a_link_file_or_pipe_is_removed_but_not_its_target(
     assert sorted(os.listdir(tmp_path)) == [BIN, "kept"]
 
 
-def test_folders_in_folders_without_end(tmp_path: Path, parent: int) -> None:
+def test_very_deeply_nested_folders_are_removed(tmp_path: Path, parent: int) -> None:
     """A path of 12,000 letters, which no call would take, and more folders than Python recurses."""
     fd = os.open(tmp_path, os.O_RDONLY)
     for _ in range(3000):
@@ -147,7 +147,7 @@ def test_remove_taken_leaves_entries_of_another_bin(tmp_path: Path, parent: int)
     other.close()
 
 
-def test_nothing_of_the_name(parent: int) -> None:
+def test_removing_a_missing_name_is_an_error(parent: int) -> None:
     with pytest.raises(FileNotFoundError):
         remove(parent, "nothing")
 
@@ -169,7 +169,7 @@ def test_an_untrusted_bin_folder_is_refused(tmp_path: Path, parent: int, kind: s
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "pipe"])
-def test_a_folder_is_opened_itself(tmp_path: Path, parent: int, kind: str) -> None:
+def test_only_a_real_folder_is_opened(tmp_path: Path, parent: int, kind: str) -> None:
     (tmp_path / "it").mkdir()
     os.close(users_tree.open_folder(parent, "it"))
     place = tmp_path / "other"

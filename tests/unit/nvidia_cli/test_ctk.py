@@ -35,7 +35,7 @@ EVERY = {path: (command, context) for path, command, context in commands(ctk, "n
 
 
 @pytest.mark.parametrize("path", EVERY)
-def test_help(path: str) -> None:
+def test_each_command_has_help_with_valid_examples(path: str) -> None:
     command, context = EVERY[path]
     text = command.get_help(context)
     assert "`" not in text
@@ -50,11 +50,11 @@ def test_help(path: str) -> None:
             command.make_context("x", words[len(begin) :], parent=context.parent).close()
 
 
-def test_the_program_has_its_name_where_nvidias_names_are() -> None:
+def test_nvidia_ctk_is_a_link_to_gpuhook_ctk() -> None:
     assert LINKS["nvidia-ctk"] == "gpuhook-ctk"
 
 
-def test_version() -> None:
+def test_the_version_is_one_that_scripts_accept() -> None:
     for option in ("--version", "-v"):
         done = run(option)
         assert done.exit_code == 0
@@ -87,7 +87,7 @@ def test_an_unsupported_command_exits_1_with_one_sentence(
     assert re.fullmatch(r"(nvidia-ctk|Error): .*[.?]", last)
 
 
-def test_folders_of_manifests_are_known_or_configured() -> None:
+def test_unconfigured_manifest_folders_are_refused_with_the_setting() -> None:
     """The other way to spell a setting is refused by its name, and not the folders of NixOS."""
     config = Config()
     config.data_search_paths = ("/srv/a",)
@@ -102,7 +102,7 @@ def test_folders_of_manifests_are_known_or_configured() -> None:
     assert caught.value.remedy == "Run gpuhook config set gpuhook.data-search-paths=/srv/a:/srv/b"
 
 
-def test_the_program() -> None:
+def test_the_module_runs_as_a_program_with_its_exit_status() -> None:
     words = [sys.executable, "-m", "gpuhook.nvidia_cli.ctk"]
     done = subprocess.run([*words, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -120,7 +120,7 @@ def site(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.vectors("runtime_configure", "runtime_configure")
-def test_configure_vectors(case: Case, tmp_path: Path) -> None:
+def test_configure_behaves_as_in_the_vectors(case: Case, tmp_path: Path) -> None:
     def configure(*words: str) -> Result:
         done = run("runtime", "configure", *words)
         assert done.stdout == ""
@@ -130,7 +130,7 @@ def test_configure_vectors(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("installer", "installer.runtimes")
-def test_the_installers_runtimes(case: Case, tmp_path: Path) -> None:
+def test_runtimes_of_the_installer_match_the_vectors(case: Case, tmp_path: Path) -> None:
     """One of its three: the mode of the others is a setting here."""
     given, expected = case["input"], case["expected"]
     words = [f"--config={tmp_path}/daemon.json", f"--state-dir={tmp_path}/state",
@@ -171,7 +171,7 @@ def test_configure_dry_run_prints_the_files(site: list[str], tmp_path: Path) -> 
     assert not (tmp_path / "state").exists()
 
 
-def test_configure_takes_a_program_by_its_name(tmp_path: Path) -> None:
+def test_configure_finds_the_runtime_by_its_program_name(tmp_path: Path) -> None:
     words = [f"--config={tmp_path}/x", f"--state-dir={tmp_path}/s", "--runtime-path=true"]
     done = run("runtime", "configure", *words, "--dry-run=1")
     assert json.loads(done.stdout)["runtimes"]["nvidia"]["path"].endswith("/bin/true")
@@ -180,7 +180,7 @@ def test_configure_takes_a_program_by_its_name(tmp_path: Path) -> None:
 # config --------------------------------------------------------------------------------------
 
 
-def test_config_is_printed_with_what_is_set(tmp_path: Path) -> None:
+def test_config_prints_the_settings_and_leaves_the_file_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("# mine\nswarm-resource = 'x'\n")
     done = run("config", f"--config-file={file}", "--set", "disable-require",
@@ -195,7 +195,7 @@ def test_config_is_printed_with_what_is_set(tmp_path: Path) -> None:
     assert file.read_text() == "# mine\nswarm-resource = 'x'\n"
 
 
-def test_config_in_place(tmp_path: Path) -> None:
+def test_config_in_place_writes_the_file(tmp_path: Path) -> None:
     file, other = tmp_path / "config.toml", tmp_path / "other.toml"
     done = run("--quiet", "config", f"--config-file={file}", "--in-place")
     assert (done.exit_code, done.output) == (0, "")
@@ -209,7 +209,7 @@ def test_config_in_place(tmp_path: Path) -> None:
     assert other.read_text() == file.read_text()
 
 
-def test_a_configuration_that_others_may_not_read_is_not_copied_for_them(tmp_path: Path) -> None:
+def test_a_copy_of_a_private_configuration_is_private_too(tmp_path: Path) -> None:
     file, other = tmp_path / "config.toml", tmp_path / "other.toml"
     file.write_text("")
     file.chmod(0o640)
@@ -221,7 +221,7 @@ def test_a_configuration_that_others_may_not_read_is_not_copied_for_them(tmp_pat
     assert file.stat().st_mode & 0o777 == 0o640
 
 
-def test_config_leaves_out_what_changes_nothing(tmp_path: Path) -> None:
+def test_config_leaves_out_ineffective_settings_with_a_warning(tmp_path: Path) -> None:
     words = ["--set=nvidia-container-runtime-hook.skip-mode-detection=true"]
     done = run("config", f"--config-file={tmp_path}/x", *words)
     assert done.exit_code == 0
@@ -229,7 +229,7 @@ def test_config_leaves_out_what_changes_nothing(tmp_path: Path) -> None:
     assert "skip-mode" not in done.stdout
 
 
-def test_config_that_is_wrong_is_not_written(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_not_written_to_config(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     done = run("config", f"-c{file}", "-i", "--set=nvidia-container-runtime.mode=nope")
     assert "must be one of" in str(done.exception)
@@ -237,7 +237,7 @@ def test_config_that_is_wrong_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "create-default", "generate-default"])
-def test_config_default(name: str) -> None:
+def test_the_default_config_is_printed(name: str) -> None:
     done = run("config", name)
     assert done.exit_code == 0, done.output
     assert "#mode = " in done.stdout
@@ -246,7 +246,7 @@ def test_config_default(name: str) -> None:
 # cdi list ------------------------------------------------------------------------------------
 
 
-def test_cdi_list(tmp_path: Path) -> None:
+def test_cdi_list_prints_all_device_names(tmp_path: Path) -> None:
     one = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu",
            "devices": [{"name": name, "containerEdits": {"env": ["A=B"]}} for name in "10"],
            }  # fmt: skip

@@ -13,7 +13,7 @@ Case = dict[str, Any]
 
 
 @pytest.mark.vectors("system", "system.proc_devices")
-def test_majors(case: Case) -> None:
+def test_majors_from_proc_devices_match_the_vectors(case: Case) -> None:
     text = "\n".join(case["input"]["lines"])
     if case["expected"].get("error"):
         with pytest.raises(DriverError):
@@ -23,7 +23,7 @@ def test_majors(case: Case) -> None:
 
 
 @pytest.mark.vectors("system", "system.create_device_nodes")
-def test_control_nodes(case: Case) -> None:
+def test_control_nodes_match_the_vectors(case: Case) -> None:
     root = case["input"]["dev_root"]
     nodes = dev_nodes.control_nodes(case["input"]["majors"])
     expected = [(path, major, minor) for path, major, minor in case["expected"]["mknod"]]
@@ -33,18 +33,18 @@ def test_control_nodes(case: Case) -> None:
 
 
 @pytest.mark.vectors("system", "system.load_modules")
-def test_module_commands(case: Case) -> None:
+def test_module_commands_match_the_vectors(case: Case) -> None:
     assert dev_nodes.module_commands(case["input"]["root"]) == case["expected"]["commands"]
 
 
-def test_modules_of_another_root() -> None:
+def test_modules_of_another_root_are_loaded_by_chroot() -> None:
     assert dev_nodes.module_commands("/run/nvidia/driver")[0] == [
         "chroot", "/run/nvidia/driver", "/sbin/modprobe", "nvidia"
     ]  # fmt: skip
     assert dev_nodes.module_commands("/")[0] == ["/sbin/modprobe", "nvidia"]
 
 
-def test_a_module_that_is_not_loaded() -> None:
+def test_a_module_that_is_not_loaded_is_an_error() -> None:
     with pytest.raises(DriverError, match="nvidia-uvm isn't loaded"):
         dev_nodes.control_nodes({"nvidia": 195})
 
@@ -70,7 +70,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_possible_nodes(root: Path) -> None:
+def test_possible_nodes_include_every_gpu_and_mig_capability(root: Path) -> None:
     assert dev_nodes.possible(str(root)) == [
         Node("/dev/nvidiactl", 195, 255),
         Node("/dev/nvidia-modeset", 195, 254),
@@ -85,12 +85,12 @@ def test_possible_nodes(root: Path) -> None:
     ]
 
 
-def test_possible_nodes_without_mig(root: Path) -> None:
+def test_without_mig_no_capability_nodes_are_listed(root: Path) -> None:
     (root / "proc/driver/nvidia-caps/mig-minors").unlink()
     assert len(dev_nodes.possible(str(root))) == 6
 
 
-def test_links(tmp_path: Path) -> None:
+def test_links_are_made_once_and_foreign_ones_reported(tmp_path: Path) -> None:
     node = Node(f"{tmp_path}/nvidia0", 195, 0)
     path = tmp_path / "195:0"
     assert dev_nodes.link(str(tmp_path), node, dry_run=True).startswith("would link")
@@ -107,7 +107,7 @@ def test_links(tmp_path: Path) -> None:
     assert path.readlink() == Path("nvidia1")
 
 
-def test_no_node_is_there(tmp_path: Path) -> None:
+def test_a_folder_without_device_nodes_has_no_existing_nodes(tmp_path: Path) -> None:
     (tmp_path / "nvidia0").write_text("a file")
     assert [*dev_nodes.existing(str(tmp_path))] == []
     assert [*dev_nodes.existing(f"{tmp_path}/none")] == []

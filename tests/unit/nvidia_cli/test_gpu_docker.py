@@ -80,7 +80,7 @@ def test_nv_gpu_changes_no_other_command() -> None:
         ("", ["docker"]),
     ],
 )
-def test_nv_docker_says_how_to_call_docker(setting: str, docker: list[str]) -> None:
+def test_nv_docker_sets_the_docker_command(setting: str, docker: list[str]) -> None:
     assert command_line(["ps"], {"NV_DOCKER": setting}) == [*docker, "ps"]
 
 
@@ -108,7 +108,7 @@ def _gpu_docker(*words: bytes, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def test_blanks_quotes_and_other_bytes_arrive_whole(tmp_path: Path, fake_docker: Path) -> None:
+def test_special_bytes_in_arguments_are_passed_unchanged(tmp_path: Path, fake_docker: Path) -> None:
     odd = [b"two words", b"", b"'\"$HOME`id`\\", b"\xff\xfe", b"a\nb", "\u00e9".encode()]
     done = _gpu_docker(b"run", *odd, PATH=f"{tmp_path}:/usr/bin:/bin")
     assert done.returncode == 42
@@ -117,7 +117,7 @@ def test_blanks_quotes_and_other_bytes_arrive_whole(tmp_path: Path, fake_docker:
     assert fake_docker.exists()
 
 
-def test_version_is_told_before_dockers(fake_docker: Path) -> None:
+def test_gpu_dockers_version_precedes_dockers(fake_docker: Path) -> None:
     done = _gpu_docker(b"version", NV_DOCKER=str(fake_docker))
     assert done.stdout.startswith(b"gpu-docker: ")
     assert _gpu_docker(b"version", b"-f", b"x", NV_DOCKER=str(fake_docker)).stdout == b""
@@ -128,7 +128,7 @@ def test_debugging_prints_the_command(fake_docker: Path) -> None:
     assert done.stderr.decode() == f"+ {fake_docker} run {GPU} 'a b'\n"
 
 
-def test_no_docker_is_one_sentence() -> None:
+def test_a_missing_docker_is_reported_in_one_sentence() -> None:
     done = _gpu_docker(b"run", NV_DOCKER="/nonexistent/docker")
     assert done.returncode == 127
     assert done.stderr.decode().startswith("gpu-docker: /nonexistent/docker can't be started: ")
@@ -162,7 +162,7 @@ CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES="
         ("all,options=a", [f"{DEVICES}all"]),
     ],
 )  # fmt: skip
-def test_variables(value: str, expected: list[str]) -> None:
+def test_a_gpus_value_becomes_the_right_variables(value: str, expected: list[str]) -> None:
     assert variables(value) == expected
 
 

@@ -35,19 +35,19 @@ MACHINE = Inventory(
 )  # fmt: skip
 
 
-def test_info_of_a_machine_without_gpus() -> None:
+def test_info_without_gpus_prints_only_the_versions() -> None:
     empty = Inventory("/", "580.1", "13.0", (), (), ())
     assert info(empty, csv=False) == "NVRM version:   580.1\nCUDA version:   13.0\n"
 
 
-def test_info_spells_the_bus_in_lower_case() -> None:
+def test_info_prints_the_bus_id_in_lower_case() -> None:
     assert "Bus Location:   00000000:1b:00.0\n" in info(MACHINE, csv=False)
     assert info(MACHINE, csv=True).splitlines()[-1] == (
         "0,3,NVIDIA H100,Nvidia,GPU-1,00000000:1b:00.0,9.0"
     )
 
 
-def test_a_mig_device_comes_with_its_access_files() -> None:
+def test_a_mig_device_is_listed_with_its_access_files() -> None:
     selection = Selection((GPU,), ((GPU, MIG),), ("MIG-1",))
     instance = "/proc/driver/nvidia/capabilities/gpu3/mig/gi1"
     assert list(listing(MACHINE, Wanted(("binary", "library"), selection))) == [
@@ -62,7 +62,7 @@ def test_a_mig_device_comes_with_its_access_files() -> None:
     ]
 
 
-def test_management_of_mig() -> None:
+def test_mig_management_lists_all_capability_files() -> None:
     assert list(listing(MACHINE, Wanted((), None, mig=("config",)))) == [
         "/proc/driver/nvidia/capabilities/mig/config",
         "/dev/nvidia-caps/nvidia-cap1",
@@ -73,14 +73,14 @@ def test_management_of_mig() -> None:
     ]
 
 
-def test_imex_channels() -> None:
+def test_imex_channels_are_listed_as_nodes() -> None:
     assert list(listing(MACHINE, Wanted((), None, imex=(0, 7)))) == [
         "/dev/nvidia-caps-imex-channels/channel0",
         "/dev/nvidia-caps-imex-channels/channel7",
     ]
 
 
-def test_firmware_is_listed_by_the_name_that_it_has_everywhere() -> None:
+def test_firmware_is_listed_by_its_canonical_path() -> None:
     assert list(listing(MACHINE, Wanted(("firmware",), None))) == [FIRMWARE]
 
 
@@ -128,7 +128,7 @@ OPTIONS = (
         (["-"], [], ["-"]),
     ],
 )
-def test_options_anywhere(
+def test_options_are_accepted_at_any_position(
     words: list[str], found: list[tuple[str, str | None]], rest: list[str]
 ) -> None:
     assert parse(words, OPTIONS, in_order=False) == (found, rest)
@@ -152,7 +152,9 @@ def test_in_order_the_first_word_ends_the_options() -> None:
         (["-kd"], "option requires an argument -- 'd'"),
     ],
 )
-def test_errors(words: list[str], message: str) -> None:
+def test_invalid_options_are_refused_with_the_expected_message(
+    words: list[str], message: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         parse(words, OPTIONS, in_order=False)
     assert str(caught.value) == message
@@ -171,18 +173,18 @@ def answer(code: str, *before: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_caller_is_the_first_that_runs_another_program() -> None:
+def test_the_caller_is_the_first_ancestor_running_another_program() -> None:
     """Here a shell is the engine, in two processes, and this Python called it."""
     shell = ["sh", "-c", '"$0" "$@"; :', "sh", "-c", '"$0" "$@"; :']
     assert answer("print(callers._caller())", *shell) == str(os.getpid())
 
 
-def test_parent_is_asked_of_proc() -> None:
+def test_the_parent_process_is_read_from_proc() -> None:
     assert answer("print(callers.parent())") == str(os.getpid())
     assert callers.parent() == os.getppid()
 
 
-def test_tables_are_those_of_the_caller_and_of_the_first_process() -> None:
+def test_mount_tables_of_the_caller_and_first_process_are_read() -> None:
     shell = ["sh", "-c", '"$0" "$@"; :']
     lengths = answer("print(*map(len, callers.mount_tables()))", *shell).split()
     assert len(lengths) == 2
@@ -210,18 +212,18 @@ def test_terminal_escapes_in_arguments_are_printed_escaped(
 
 
 @pytest.mark.parametrize("text", ["", "x", "-", "٣", "1_0", " 1", "+1", "1.0", "9" * 5000])
-def test_a_process_id_is_a_decimal_number(text: str) -> None:
+def test_an_invalid_process_id_is_refused(text: str) -> None:
     with pytest.raises(CliError, match="invalid process id"):
         _pid([("pid", text)])
 
 
-def test_a_process_id() -> None:
+def test_a_valid_process_id_is_parsed() -> None:
     found = {text: _pid([("pid", text)]) for text in ("12", "0", "-3", "007")}
     assert found == {"12": 12, "0": None, "-3": None, "007": 7}
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])
-def test_the_version_is_that_of_its_command_lines(
+def test_the_version_is_high_enough_for_scripts(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

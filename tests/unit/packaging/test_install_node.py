@@ -48,7 +48,7 @@ def machine(tmp_path: Path) -> Tree:
         ("containerd", {}, "0::/kubepods.slice/x.service\n", False),
     ],
 )
-def test_only_a_service_of_the_node_is_its_engine(
+def test_only_a_service_of_the_node_counts_as_its_engine(
     installer: ModuleType,
     machine: Tree,
     name: str,
@@ -63,7 +63,7 @@ def test_only_a_service_of_the_node_is_its_engine(
     assert [process.pid for process in found] == ([100] if counts else [])
 
 
-def test_an_interpreter_is_moved_within_its_space(
+def test_an_interpreter_path_is_replaced_unless_too_long(
     installer: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -107,7 +107,7 @@ def test_containers_that_run_installed_programs_are_listed(
 @pytest.mark.protects(
     "tasks-of-the-node", "Kubernetes: no removal where it isn't known who needs gpu-py"
 )
-def test_containers_that_are_noted_elsewhere(
+def test_removal_is_refused_if_container_records_are_elsewhere(
     installer: ModuleType, machine: Tree, tmp_path: Path
 ) -> None:
     """As k3s' are: the folder that the kubelet has made has none, and gpu-py's would be lost."""
@@ -143,7 +143,7 @@ READ = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
         (("--config", "/var/run/docker/containerd/containerd.toml"), "", ""),
     ],
 )
-def test_the_file_that_containerd_reads(
+def test_a_config_file_that_containerd_does_not_read_is_refused(
     installer: ModuleType, machine: Tree, argv: tuple[str, ...], config: str, said: str
 ) -> None:
     """Success is never reported for a file that nothing reads."""
@@ -162,7 +162,7 @@ def test_the_file_that_containerd_reads(
 
 
 @pytest.mark.parametrize("name", ["k3s", "rke2", "microk8s", "k0s"])
-def test_a_distribution_says_where_its_files_are(
+def test_a_distribution_name_sets_its_config_and_task_folders(
     installer: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     seen: list[tuple[str, str]] = []
@@ -197,7 +197,7 @@ def test_a_distribution_says_where_its_files_are(
     ],
     ids=lambda status: " ".join(f"{key} {value}" for key, value in status.items()),
 )
-def test_a_strangers_conmon_is_not_waited_for(
+def test_another_users_conmon_is_ignored(
     installer: ModuleType, machine: Tree, status: dict[str, str], option: tuple[str, ...]
 ) -> None:
     node = installer.Node("/opt/g", "crio", "", "none", "", False)
@@ -205,7 +205,9 @@ def test_a_strangers_conmon_is_not_waited_for(
     assert installer.users(node, str(machine.root)) == []
 
 
-def test_a_set_user_id_program_is_no_conmon(installer: ModuleType, machine: Tree) -> None:
+def test_a_set_user_id_program_does_not_count_as_conmon(
+    installer: ModuleType, machine: Tree
+) -> None:
     node = installer.Node("/opt/g", "crio", "", "none", "", False)
     machine.process(7, "/tmp/conmon", "-r", "/opt/g/bin/gpu-py")
     assert installer.users(node, str(machine.root)) == ["the container of process 7"]
@@ -295,7 +297,7 @@ def test_later_config_edits_survive_the_removal(installer: ModuleType, node: Any
 
 
 @pytest.mark.parametrize("own", [OWN, None])
-def test_killed_before_other_settings_are_written(
+def test_an_install_killed_midway_keeps_the_admins_settings(
     installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch, own: str | None
 ) -> None:
     """A value that was ours before isn't an administrator's."""
@@ -314,7 +316,9 @@ def test_killed_before_other_settings_are_written(
     assert (path.read_text() if path.exists() else None) == own
 
 
-def test_a_config_map_takes_the_place_of_the_file(installer: ModuleType, node: Any) -> None:
+def test_a_config_map_replaces_the_config_file_until_removal(
+    installer: ModuleType, node: Any
+) -> None:
     """Its own settings precede the manifest's, and are removed again."""
     path, given = Path(node.settings_file), given_file()
     path.parent.mkdir()
@@ -363,7 +367,7 @@ def test_a_damaged_config_file_does_not_stop_the_removal(
 )
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("given", [None, "[gpuhook]\nmissing-driver = 'ignore'\n"])
-def test_an_engine_that_knows_gpu_py_keeps_its_settings(
+def test_settings_of_a_node_with_an_installed_runtime_are_kept(
     installer: ModuleType, node: Any, given: str | None, older: bool
 ) -> None:
     """Another overlay over base would have every pod with gpu-py choose its own GPUs."""
@@ -385,7 +389,7 @@ def test_an_engine_that_knows_gpu_py_keeps_its_settings(
     installer.refuse_runtime(replace(node, settings=()))
 
 
-def test_settings_wait_for_their_programs(
+def test_settings_are_not_written_if_the_programs_cannot_be(
     installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk, the older programs keep the settings that they know."""
@@ -402,7 +406,7 @@ def test_settings_wait_for_their_programs(
 # What it leaves -----------------------------------------------------------------------------------
 
 
-def test_documents_go_with_the_hook_that_they_name(installer: ModuleType, node: Any) -> None:
+def test_cdi_specs_that_name_a_removed_hook_are_removed(installer: ModuleType, node: Any) -> None:
     """Without their hook no container starts by them, and they hide those of other makers."""
     documents = Path(node.folder).parent / "cdi"
     (documents / "folder.yaml").mkdir(parents=True)
@@ -446,12 +450,14 @@ def test_pauses_between_process_scans_grow_with_scan_time(
         ('a "word" \\ 5%d', '"A=a \\"word\\" \\\\ 5%%d"'),
     ],
 )
-def test_a_variable_as_a_unit_has_it(installer: ModuleType, value: str, expected: str) -> None:
+def test_a_variable_is_quoted_for_a_systemd_unit(
+    installer: ModuleType, value: str, expected: str
+) -> None:
     """By systemd.syntax(7) on quotes, and systemd.unit(5) on specifiers."""
     assert sys.modules["node_plugin"].quoted("A", value) == expected
 
 
-def test_a_variable_that_no_unit_can_have(installer: ModuleType) -> None:
+def test_a_variable_with_a_newline_is_refused_for_a_unit(installer: ModuleType) -> None:
     with pytest.raises(EngineError, match="The variable A of the installer"):
         sys.modules["node_plugin"].quoted("A", "x\nExecStartPre=/bin/sh")
 
@@ -468,7 +474,7 @@ LISTENING = "0000000000000000: 00000002 00000000 00010000 0001 01 6 /run/contain
 
 
 @pytest.mark.parametrize(("more", "expected"), [("", False), (LISTENING, True)])
-def test_an_engine_serves_when_it_listens(
+def test_an_engine_counts_as_ready_when_its_socket_listens(
     installer: ModuleType, machine: Tree, more: str, expected: bool
 ) -> None:
     machine.process(100, "/usr/bin/containerd")
@@ -479,7 +485,7 @@ def test_an_engine_serves_when_it_listens(
     assert installer.serves("containerd", process, root) == expected
 
 
-def test_an_engine_that_is_late_is_waited_for(
+def test_a_slowly_restarting_engine_is_awaited(
     installer: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -504,7 +510,7 @@ def test_an_engine_that_is_late_is_waited_for(
     assert said.out.endswith("containerd was restarted\n")
 
 
-def test_the_folder_of_notes_is_named_by_its_variable(
+def test_a_variable_sets_the_folder_of_containerds_tasks(
     installer: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -550,7 +556,7 @@ def test_an_operating_system_error_is_reported_as_one_sentence(
         ([], ()),
     ],
 )
-def test_the_gate_is_a_setting_too(
+def test_installing_the_nri_plugin_sets_the_gate_setting(
     installer: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],

@@ -20,7 +20,7 @@ DEBIAN = Path(__file__).parents[3] / "packaging/debian"
         ("addition/prerm", "upgrade"),
     ],
 )
-def test_a_folder_that_a_start_writes_into_fails_no_upgrade(
+def test_an_upgrade_retries_removal_of_a_folder_in_use(
     script: str, why: str, tmp_path: Path
 ) -> None:
     """rm ends with "Directory not empty" then: here three times, and nothing else is found."""
@@ -29,7 +29,7 @@ def test_a_folder_that_a_start_writes_into_fails_no_upgrade(
     assert calls > 3 or script != "gpuhook/postinst"
 
 
-def test_modules_of_the_old_version_that_stay_are_an_error(tmp_path: Path) -> None:
+def test_remaining_modules_of_the_old_version_are_an_error(tmp_path: Path) -> None:
     done, _ = run_with_rm("gpuhook/postinst", "configure", tmp_path, failing=99)
     assert done.returncode != 0
 
@@ -70,7 +70,7 @@ def run_below(
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_configuration_folder_that_is_a_link(tmp_path: Path) -> None:
+def test_a_purge_empties_a_linked_configuration_folder(tmp_path: Path) -> None:
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "etc/gpuhook"
     elsewhere.mkdir()
     folder.parent.mkdir()
@@ -82,7 +82,7 @@ def test_a_configuration_folder_that_is_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_a_folder_on_which_something_is_mounted(empty: bool, tmp_path: Path) -> None:
+def test_a_purge_succeeds_if_a_mounted_folder_can_be_emptied(empty: bool, tmp_path: Path) -> None:
     """It can't be removed, and what is in it can; if that can't be either, the purge fails."""
     for name in ("etc/gpuhook", "var/lib/gpuhook"):
         (tmp_path / name).mkdir(parents=True)
@@ -100,7 +100,7 @@ def test_a_folder_on_which_something_is_mounted(empty: bool, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("script", "why"), [("gpuhook/postinst", "configure"), ("gpuhook/prerm", "upgrade")]
 )
-def test_modules_in_a_folder_that_a_link_leads_to(script: str, why: str, tmp_path: Path) -> None:
+def test_stale_modules_behind_a_link_are_removed(script: str, why: str, tmp_path: Path) -> None:
     """As an administrator has moved it: dpkg leaves the link, and unpacks there."""
     elsewhere, link = tmp_path / "elsewhere", tmp_path / "usr/lib/gpuhook"
     stale = elsewhere / "gpuhook/__pycache__"

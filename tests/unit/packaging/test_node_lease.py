@@ -86,7 +86,9 @@ def test_only_one_node_holds_the_restart_lease_at_a_time(
     assert spec(api)["leaseTransitions"] == len(nodes)
 
 
-def test_a_node_that_went_away_loses_it(module: ModuleType, api: ApiServer) -> None:
+def test_a_vanished_node_loses_the_lease_only_after_its_duration(
+    module: ModuleType, api: ApiServer
+) -> None:
     """And not before: the duration is measured from the first sight, whatever its clock says."""
     gone = lease(module, api, "gone")
     manager = gone.held()
@@ -100,7 +102,7 @@ def test_a_node_that_went_away_loses_it(module: ModuleType, api: ApiServer) -> N
         assert spec(api)["holderIdentity"] == "next"
 
 
-def test_a_holder_that_renews_keeps_it(module: ModuleType, api: ApiServer) -> None:
+def test_a_holder_that_renews_the_lease_keeps_it(module: ModuleType, api: ApiServer) -> None:
     after = lease(module, api, "next").held()
     with lease(module, api, "slow").held() as renew:
         thread = threading.Thread(target=after.__enter__)
@@ -114,14 +116,16 @@ def test_a_holder_that_renews_keeps_it(module: ModuleType, api: ApiServer) -> No
     assert spec(api)["holderIdentity"] == "next"
 
 
-def test_an_api_server_that_is_away(module: ModuleType, api: ApiServer) -> None:
+def test_the_release_waits_for_an_unavailable_api_server(
+    module: ModuleType, api: ApiServer
+) -> None:
     """K3s' ends with its containerd, so the release waits for it."""
     with lease(module, api, "n1").held():
         api.fail(503, times=5)
     assert spec(api)["holderIdentity"] == ""
 
 
-def test_a_restarted_installer_goes_on_with_its_own(module: ModuleType, api: ApiServer) -> None:
+def test_a_restarted_installer_reuses_its_own_lease(module: ModuleType, api: ApiServer) -> None:
     ended = lease(module, api, "n1").held()
     ended.__enter__()
     began = time.monotonic()
@@ -129,7 +133,7 @@ def test_a_restarted_installer_goes_on_with_its_own(module: ModuleType, api: Api
         assert (time.monotonic() - began) * FASTER < module.DURATION
 
 
-def test_no_rights_are_an_error(module: ModuleType, api: ApiServer) -> None:
+def test_missing_rights_to_the_lease_are_an_error(module: ModuleType, api: ApiServer) -> None:
     api.fail(403, times=9)
     with pytest.raises(PluginError, match="refuses GET"), lease(module, api, "n1").held():
         pass

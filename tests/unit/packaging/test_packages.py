@@ -53,7 +53,7 @@ def in_debian(requirements: list[str]) -> dict[str, str]:
     return found
 
 
-def test_wheel_and_package_want_the_same_versions() -> None:
+def test_wheel_and_debian_package_require_the_same_versions() -> None:
     for (package, field), libraries in wanted().items():
         control = (REPOSITORY / "packaging/debian" / package / "control").read_text()
         [line] = re.findall(rf"^{field}: (.*)$", control, re.MULTILINE)
@@ -62,7 +62,7 @@ def test_wheel_and_package_want_the_same_versions() -> None:
 
 
 @pytest.mark.parametrize("package", extensions.PACKAGES.values())
-def test_an_addition_replaces_the_files_of_the_one_package(package: str) -> None:
+def test_an_addon_package_replaces_files_of_older_gpuhook_packages(package: str) -> None:
     """dpkg moves them then; gpuhook suggests all additions, and recommends none."""
     control = (REPOSITORY / "packaging/debian" / package / "control").read_text()
     lines = control.splitlines()
@@ -95,7 +95,7 @@ def test_gpuhook_simulate_requires_this_gpuhook_version() -> None:
     assert (REPOSITORY / "simulate/LICENSE").read_bytes() == licence
 
 
-def test_the_changelog_has_it_with_its_date_and_groups() -> None:
+def test_the_changelog_has_this_version_with_a_date_and_known_groups() -> None:
     text = (REPOSITORY / "CHANGELOG.md").read_text()
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert headings[0] == "[Unreleased]"
@@ -123,16 +123,16 @@ def git_user(home: Path) -> dict[str, str]:
     return NO_GIT | {"GIT_CONFIG_GLOBAL": str(file)}
 
 
-def test_the_variables_of_debians_tools_count_first(tmp_path: Path) -> None:
+def test_the_maintainer_is_taken_from_debians_variables_first(tmp_path: Path) -> None:
     env = {"DEBFULLNAME": "Ada / & Co", "DEBEMAIL": "ada@engine.example"} | git_user(tmp_path)
     assert maintainer(tmp_path, **env) == "Ada / & Co <ada@engine.example>\n"
 
 
-def test_the_user_of_git_comes_next(tmp_path: Path) -> None:
+def test_without_debians_variables_the_maintainer_is_gits_user(tmp_path: Path) -> None:
     assert maintainer(tmp_path, **git_user(tmp_path)) == "Grace Hopper <grace@navy.example>\n"
 
 
-def test_without_either_it_is_the_user_of_this_machine(tmp_path: Path) -> None:
+def test_without_git_the_maintainer_is_the_system_user(tmp_path: Path) -> None:
     name, _, address = maintainer(tmp_path, **NO_GIT).rstrip(">\n").partition(" <")
     user, _, host = address.partition("@")
     assert name
@@ -162,12 +162,14 @@ def compare(builds: tuple[Path, Path]) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_builds_that_are_the_same(builds: tuple[Path, Path]) -> None:
+def test_identical_builds_are_reported_as_the_same(builds: tuple[Path, Path]) -> None:
     assert compare(builds) == (0, "same: a wheel, 4 bytes\nsame: sdist, 0 bytes\n")
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_file_that_differs_or_is_missing(builds: tuple[Path, Path], at: int) -> None:
+def test_differing_and_missing_files_of_a_build_are_reported(
+    builds: tuple[Path, Path], at: int
+) -> None:
     (builds[at] / "a wheel").write_bytes(b"PK\0\2")
     (builds[at] / "sdist").unlink()
     status, said = compare(builds)

@@ -89,14 +89,16 @@ def test_removal_waits_until_all_nodes_are_done(
     assert "gpuhook-installer is done on all nodes" in said
 
 
-def test_nothing_is_installed(
+def test_removal_without_an_installation_reports_nothing_to_remove(
     module: ModuleType, api: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     removal(module, api).run([REMOVER], "gpu-py")
     assert "nothing to remove" in capsys.readouterr().out
 
 
-def test_no_rights_are_an_error(module: ModuleType, api: ApiServer) -> None:
+def test_missing_rights_are_an_error_and_nothing_is_removed(
+    module: ModuleType, api: ApiServer
+) -> None:
     install(api)
     api.fail(403, "PUT")
     with pytest.raises(PluginError, match="refuses PUT"):

@@ -65,7 +65,7 @@ def bill(*paths: Path) -> dict[str, Any]:
     return found
 
 
-def test_an_images_libraries_and_packages(image: Path) -> None:
+def test_the_sbom_lists_an_images_libraries_and_packages(image: Path) -> None:
     document = bill(image)
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
     assert document["metadata"]["timestamp"] == "1970-01-02T00:00:00+00:00"
@@ -84,7 +84,7 @@ def test_an_images_libraries_and_packages(image: Path) -> None:
     }
 
 
-def test_the_debian_package_has_pynvml_in_it(tmp_path: Path) -> None:
+def test_the_sbom_lists_pynvml_in_the_debian_package(tmp_path: Path) -> None:
     package, wheel = tmp_path / "gpuhook_1.deb", tmp_path / "gpuhook-1.whl"
     additions = [
         tmp_path / f"gpuhook-{name}" for name in ("simulate_1.deb", "hpc_1.deb", "hpc-1.rpm")
@@ -98,7 +98,7 @@ def test_the_debian_package_has_pynvml_in_it(tmp_path: Path) -> None:
     assert launchers["description"] == "Its C library, musl, is linked into the launcher"
 
 
-def test_the_same_files_give_the_same_bill(image: Path) -> None:
+def test_the_same_files_yield_the_same_sbom(image: Path) -> None:
     first = bill(image)
     assert bill(image) == first
     with tarfile.open(image, "a") as archive:
@@ -106,7 +106,7 @@ def test_the_same_files_give_the_same_bill(image: Path) -> None:
     assert bill(image)["serialNumber"] != first["serialNumber"]
 
 
-def test_without_files_the_usage_is_printed() -> None:
+def test_sbom_without_files_prints_its_usage() -> None:
     done = subprocess.run(
         [sys.executable, SCRIPTS / "sbom.py", "1"], capture_output=True, check=False
     )

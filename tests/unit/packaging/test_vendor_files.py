@@ -8,13 +8,13 @@ from gpuhook.vendors.registry import KNOWN
 
 
 @pytest.mark.parametrize("name", vendor_files.FILES)
-def test_a_file_is_what_the_script_writes(name: str) -> None:
+def test_files_equal_the_output_of_vendor_files_py(name: str) -> None:
     text = (vendor_files.PACKAGING / name).read_text()
     assert vendor_files.FILES[name](text) == text, "run scripts/lib/vendor_files.py"
 
 
 @pytest.mark.parametrize("name", vendor_files.FILES)
-def test_a_vendor_less_changes_every_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_a_vendor_shortens_every_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (vendor_files.PACKAGING / name).read_text()
     monkeypatch.setattr(
         vendor_files, "KNOWN", {key: names for key, names in KNOWN.items() if key != "gaudi"}
@@ -25,12 +25,12 @@ def test_a_vendor_less_changes_every_file(name: str, monkeypatch: pytest.MonkeyP
     assert vendor_files.FILES[name](fewer) == text
 
 
-def test_a_list_that_is_not_there() -> None:
+def test_a_missing_list_in_a_file_is_an_error() -> None:
     with pytest.raises(ValueError, match="there are 0 lists nodeLabels"):
         vendor_files.values("nodeLabel: []\n")
 
 
-def test_labels_are_those_of_node_feature_discovery() -> None:
+def test_node_labels_are_those_of_node_feature_discovery() -> None:
     found = {name: cluster.of(names).node_labels() for name, names in KNOWN.items()}
     assert found["nvidia"][1] == "feature.node.kubernetes.io/pci-0300_10de.present"
     assert found["nvidia"][0] == "feature.node.kubernetes.io/pci-10de.present"

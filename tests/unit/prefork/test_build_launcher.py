@@ -42,11 +42,11 @@ def test_every_vendors_variables_are_trigger_strings() -> None:
     assert Config().runtimes == ("runc", "crun")
 
 
-def test_analyser_finds_nothing() -> None:
+def test_the_analyser_reports_nothing_in_the_launcher() -> None:
     check()
 
 
-def test_analyser_finds_a_leak(tmp_path: Path) -> None:
+def test_the_analyser_reports_a_memory_leak(tmp_path: Path) -> None:
     source = tmp_path / "leaks.c"
     source.write_text(LEAKS)
     with pytest.raises(subprocess.CalledProcessError) as found:
@@ -58,7 +58,7 @@ FOUND = [name for name in build_launcher.COMPILERS if shutil.which(name)]
 
 
 @pytest.mark.parametrize("compiler", FOUND)
-def test_program_is_hardened(
+def test_the_launcher_is_hardened_with_every_compiler(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "gpu-py"
@@ -82,7 +82,7 @@ def test_a_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     assert os.listdir(tmp_path) == []
 
 
-def test_wrong_words_are_refused() -> None:
+def test_invalid_build_arguments_are_refused() -> None:
     script = Path(table.__code__.co_filename)
     for words in ([], ["x", "vax"], ["--what"], ["x", "x86_64", "y"]):
         done = subprocess.run([sys.executable, script, *words], capture_output=True, check=False)

@@ -29,7 +29,7 @@ from gpuhook.runtime_shim import find_runtime
 
 @settings(max_examples=400)
 @given(argv=command_lines)
-def test_launcher_never_contradicts_python(probe: Probe, argv: list[str]) -> None:
+def test_the_launcher_agrees_with_python_on_any_command_line(probe: Probe, argv: list[str]) -> None:
     """A create call is passed on with the bundle that Python reads, or not at all.
 
     tests/integration/test_parsers.py asks real runtimes, also where Python finds it unclear.
@@ -117,7 +117,7 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_command_lines_are_read_alike(probe: Probe, case: Case) -> None:
+def test_launcher_and_python_parse_command_lines_alike(probe: Probe, case: Case) -> None:
     """By the launcher, and by Python, to which the launcher leaves what has no verb here."""
     line, by_launcher, by_python = case
     verb, bundle, is_usual, _ = probe.arguments(line.split())
@@ -146,7 +146,7 @@ CONFIGS = [
 
 @settings(max_examples=400)
 @given(st.sampled_from(CONFIGS), specs)
-def test_no_request_without_a_word(config: Config, text: str) -> None:
+def test_every_request_contains_a_trigger_string(config: Config, text: str) -> None:
     words = launcher_cache.words(config)
     assert words is not None
     try:
@@ -156,14 +156,14 @@ def test_no_request_without_a_word(config: Config, text: str) -> None:
     assert not asks or any(word in text for word in words)
 
 
-def test_engines_escapes_are_no_words() -> None:
+def test_characters_escaped_by_engines_match_no_trigger_string() -> None:
     """Characters that Go's encoder escapes by itself (< > &) must not cost a Python start."""
     words = launcher_cache.words(Config())
     assert words is not None
     assert not any(word in "\\u0026\\u0026 \\u003c \\u003e \\u2028" for word in words)
 
 
-def test_annotations_that_do_not_count_cost_no_python_start() -> None:
+def test_ignored_annotations_are_no_trigger_strings() -> None:
     assert "cdi.k8s.io" not in (launcher_cache.words(Config()) or ())
     text = "[gpuhook]\naccept-annotations = true\n"
     assert "cdi.k8s.io" in (launcher_cache.words(loads(text)) or ())
@@ -176,7 +176,7 @@ def test_no_trigger_string_begins_with_a_part_of_the_end_marker() -> None:
     assert not (launcher_cache.PATH_CHARACTERS | {"\\"}) & set(launcher_cache.END_MARKER)
 
 
-def test_no_words_for_what_json_writes_in_many_ways() -> None:
+def test_no_trigger_strings_are_saved_for_a_non_ascii_setting() -> None:
     assert launcher_cache.words(loads('swarm-resource = "é"\n')) is None
     assert launcher_cache.words(loads('swarm-resource = "a b"\n')) is not None
 
@@ -184,7 +184,7 @@ def test_no_words_for_what_json_writes_in_many_ways() -> None:
 # The whole script --------------------------------------------------------------------------
 
 
-def test_python_is_asked_until_it_has_saved_its_files(installed: Installed) -> None:
+def test_python_is_run_until_its_cache_is_saved(installed: Installed) -> None:
     installed.config.touch()
     assert installed.run("state", "ID") == "python runtime-save"
     installed.configure()
@@ -221,7 +221,7 @@ def test_an_editable_install_runs_the_python_beside_it(installed: Installed) -> 
     assert installed.create("{}").startswith("python")
 
 
-def test_missing_bundle_is_pythons(installed: Installed) -> None:
+def test_a_missing_bundle_is_left_to_python(installed: Installed) -> None:
     installed.configure()
     assert installed.run("create", "--bundle", "/nonexistent", "ID") == "python runtime"
 
@@ -246,7 +246,7 @@ def _put_an_older_one_there(config: Path) -> None:
 @pytest.mark.parametrize(
     "change", [_write_over, _write_over_with_an_older_one, _put_an_older_one_there]
 )
-def test_a_configuration_that_was_changed_is_noticed(
+def test_a_changed_configuration_is_detected(
     installed: Installed, change: Callable[[Path], None]
 ) -> None:
     installed.configure()
@@ -260,7 +260,7 @@ def set_times(*places: Path) -> None:
         os.utime(place, (10**9, 10**9))
 
 
-def test_configuration_of_the_same_time_in_another_folder_is_noticed(installed: Installed) -> None:
+def test_a_configuration_of_equal_time_in_another_folder_is_detected(installed: Installed) -> None:
     """As Nix does it: links lead to a file of the year 1970, and then to another one."""
     files = [installed.folder / name / "config.toml" for name in ("old", "new")]
     for file in files:
@@ -291,7 +291,9 @@ WORDLESS = {
     instead="found = words(config) or ()",
 )
 @pytest.mark.parametrize("name", WORDLESS)
-def test_words_of_another_configuration_are_not_believed(installed: Installed, name: str) -> None:
+def test_trigger_strings_of_another_configuration_are_ignored(
+    installed: Installed, name: str
+) -> None:
     """With links to files of the same time, only the files' content is newer."""
     texts = {"old": "", "new": WORDLESS[name]}
     for folder, text in texts.items():
@@ -312,7 +314,7 @@ def test_words_of_another_configuration_are_not_believed(installed: Installed, n
     assert installed.run("state", "ID") == "runc state ID"
 
 
-def test_cache_that_can_not_be_written_stays_as_it_was(
+def test_a_cache_that_cannot_be_written_stays_unchanged(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk may be full, or the process killed, before the file has its name."""
@@ -331,7 +333,7 @@ def test_cache_that_can_not_be_written_stays_as_it_was(
     assert installed.create("{}") == "python"
 
 
-def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: Installed) -> None:
+def test_a_configuration_with_a_reset_time_is_never_cached(installed: Installed) -> None:
     """One written over it (cp -p) would have that time, too, and be that file."""
     installed.config.touch()
     for place in (installed.config, installed.config.parent):
@@ -341,7 +343,7 @@ def test_configuration_without_a_time_of_its_own_is_read_each_time(installed: In
     assert installed.run("state", "ID") == "python runtime-save"
 
 
-def test_configuration_that_changes_while_it_is_read_is_noticed(
+def test_a_configuration_changed_while_it_is_read_is_detected(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = (installed.folder / name for name in ("old.toml", "new.toml"))
@@ -371,7 +373,7 @@ def test_configured_runtimes_are_tried_in_order(installed: Installed) -> None:
     assert installed.run("state", "ID") == "runc state ID"
 
 
-def test_no_runtime_is_pythons_to_tell(installed: Installed) -> None:
+def test_a_missing_runtime_is_left_to_python(installed: Installed) -> None:
     text = f'[nvidia-container-runtime]\nruntimes = ["none-such", "{installed.path}/runc"]'
     installed.configure(text)
     (installed.path / "runc").chmod(0o644)
@@ -387,7 +389,7 @@ def cache_of(installed: Installed) -> Path:
     "a cache of the launcher's that was cut short is seen",
     instead="return trigger_count > 0;",
 )
-def test_a_cache_that_was_cut_short_is_pythons(installed: Installed) -> None:
+def test_a_truncated_cache_is_left_to_python(installed: Installed) -> None:
     """Neither waited for, nor taken for what the configuration says.
 
     Cut is it at the end of each line, and a byte before and behind that.
@@ -421,7 +423,7 @@ SPOILED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED.keys())
-def test_a_cache_that_was_spoiled_is_pythons(
+def test_a_damaged_cache_is_left_to_python(
     installed: Installed, spoil: Callable[[bytes], bytes]
 ) -> None:
     installed.configure()
@@ -446,14 +448,12 @@ def test_launcher_is_never_its_own_runtime(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["dir/runc", "./runc", "ru nc", "a:b", "é"])
-def test_runtimes_that_the_launcher_can_not_read_are_pythons(
-    installed: Installed, runtime: str
-) -> None:
+def test_unusual_runtime_names_are_left_to_python(installed: Installed, runtime: str) -> None:
     installed.configure(f'[nvidia-container-runtime]\nruntimes = ["{runtime}"]')
     assert installed.run("state", "ID") == "python runtime-save"
 
 
-def test_environment_and_odd_arguments_survive(installed: Installed) -> None:
+def test_environment_and_odd_arguments_are_passed_unchanged(installed: Installed) -> None:
     installed.configure()
     odd = ["two words", "", "*", "$(id)", "new\nline", "\\", "-n", "é"]
     environ = {
@@ -481,7 +481,7 @@ ENGINES = [("/crun", "crun"), ("crun", "runc"), ("", "runc"), ("/none", "runc")]
 
 @pytest.mark.parametrize(("engines", "used"), ENGINES)
 @pytest.mark.parametrize("names", [None, ["runc"], ["", "runc"]])
-def test_engines_own_runtime_comes_first_unless_config_names_some(
+def test_the_engines_runtime_is_preferred_unless_configured(
     installed: Installed, names: list[str] | None, engines: str, used: str
 ) -> None:
     """The environment names it by an absolute path; Python finds the same one."""
@@ -498,7 +498,7 @@ def test_engines_own_runtime_comes_first_unless_config_names_some(
 
 
 @pytest.mark.parametrize("maker", ["crun", "runc"])
-def test_the_creating_runtime_comes_before_the_engines_own(
+def test_the_creating_runtime_is_preferred_over_the_engines(
     installed: Installed, maker: str
 ) -> None:
     installed.runtime("crun")
@@ -537,7 +537,7 @@ def test_without_config_the_default_runtimes_are_tried_in_order(unconfigured: In
         (unconfigured.path / name).unlink()
 
 
-def test_without_config_each_default_trigger_is_pythons(unconfigured: Installed) -> None:
+def test_without_config_each_default_trigger_string_starts_python(unconfigured: Installed) -> None:
     def create(text: str) -> str:
         (unconfigured.bundle / "config.json").write_text(text)
         words = ("create", "--bundle", str(unconfigured.bundle), "ID")

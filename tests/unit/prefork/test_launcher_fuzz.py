@@ -44,7 +44,7 @@ def fuzz(strategy: st.SearchStrategy[Any], check: Callable[[Any], None]) -> None
 WILD = st.lists(st.text(st.characters(blacklist_characters="\0"), max_size=9), max_size=9)
 
 
-def test_command_lines(probe: Probe) -> None:
+def test_any_command_line_is_parsed_as_python_does(probe: Probe) -> None:
     def check(argv: list[str]) -> None:
         try:
             [os.fsencode(word) for word in argv]
@@ -76,7 +76,9 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "triggers", tmp_path / "config.json"
 
 
-def test_config_json(probe: Probe, files: tuple[Path, Path]) -> None:
+def test_trigger_strings_in_any_config_json_are_found(
+    probe: Probe, files: tuple[Path, Path]
+) -> None:
     """However it falls into the parts in which it is read."""
     saved, config = files
     saved.write_bytes(b"".join(word + b"\n" for word in (*TRIGGERS, END)))
@@ -89,7 +91,9 @@ def test_config_json(probe: Probe, files: tuple[Path, Path]) -> None:
     fuzz(specs.map(str.encode) | _pieces(TRIGGERS), check)
 
 
-def test_saved_trigger_strings(probe: Probe, files: tuple[Path, Path]) -> None:
+def test_any_saved_trigger_strings_are_used_only_if_complete(
+    probe: Probe, files: tuple[Path, Path]
+) -> None:
     """Whatever they are: a file is used if it is whole, and then all of them are found."""
     saved, config = files
     lines = st.one_of(

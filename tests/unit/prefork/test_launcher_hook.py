@@ -60,20 +60,20 @@ def plain_hook(installed: Installed, bundle: str = "bundle") -> str:
     return f'hook {installed.bin}/gpuhook-prestart {words}\n{{"state":1}}'
 
 
-def test_hook_leaves_the_work_to_the_helper(installed: Installed) -> None:
+def test_the_hook_leaves_the_work_to_the_hook_worker(installed: Installed) -> None:
     act = "wait(); tell(b'taken\\n'); tell(b'done\\n')"
     assert ask(installed, act) == (0, "", "")
     assert (installed.folder / "seen").read_text() == '{"state":1}'
 
 
-def test_hook_tells_what_the_helper_says(installed: Installed) -> None:
+def test_the_hook_prints_an_error_of_the_hook_worker_unchanged(installed: Installed) -> None:
     act = "wait(); tell(b'taken\\nNo such GPU. Buy one: $(id) * \\\\n %s.\\n')"
     status, told, python = ask(installed, act)
     assert (status, python) == (1, "")
     assert told == "gpuhook-prestart: No such GPU. Buy one: $(id) * \\n %s.\n"
 
 
-def test_hook_has_python_report_a_helper_killed_at_work(installed: Installed) -> None:
+def test_the_hook_has_python_report_a_killed_hook_worker(installed: Installed) -> None:
     act = "wait(); tell(b'taken\\n'); os.kill(os.getpid(), 9)"
     status, text, python = ask(installed, act)
     assert (status, text) == (0, "")
@@ -81,7 +81,7 @@ def test_hook_has_python_report_a_helper_killed_at_work(installed: Installed) ->
 
 
 @pytest.mark.parametrize("word", ["-version", "--version", "-v"])
-def test_hook_tells_its_version_and_reads_nothing(word: str) -> None:
+def test_the_hook_prints_its_version_without_reading_a_state(word: str) -> None:
     """As NVIDIA's hook does, without a state on standard input."""
     code = f"from gpuhook import prestart_hook; prestart_hook.main([{word!r}])"
     with subprocess.Popen(
@@ -92,7 +92,7 @@ def test_hook_tells_its_version_and_reads_nothing(word: str) -> None:
         assert process.wait() == 0
 
 
-def test_hook_refuses_after_a_helper_was_killed(
+def test_the_hook_refuses_the_start_after_a_killed_hook_worker(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.toml"
@@ -121,7 +121,7 @@ def test_hook_does_the_work_without_a_helper(installed: Installed, act: str) -> 
     assert ask(installed, act) == (0, "", plain_hook(installed))
 
 
-def test_hook_asks_no_process_of_another_bundle(installed: Installed) -> None:
+def test_the_hook_uses_no_hook_worker_of_another_bundle(installed: Installed) -> None:
     act = "import time; time.sleep(20)"
     (installed.folder / "other").mkdir()
     status = ask(installed, act, bundle=str(installed.folder / "other"))

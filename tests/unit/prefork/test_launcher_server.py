@@ -130,7 +130,9 @@ GOOD = {
 
 
 @pytest.mark.parametrize(("act", "text"), GOOD.values(), ids=GOOD.keys())
-def test_new_config_json_is_put_into_the_bundle(ready: Installed, act: str, text: str) -> None:
+def test_the_servers_config_json_is_put_into_the_bundle(
+    ready: Installed, act: str, text: str
+) -> None:
     with server(ready, act) as sham:
         assert create(ready) == "runc"
         assert sham.said().split()[2:] == [str(ready.bundle), "ID"]
@@ -139,7 +141,7 @@ def test_new_config_json_is_put_into_the_bundle(ready: Installed, act: str, text
     assert (ready.folder / "umask").read_text() == "0022\n"
 
 
-def test_config_json_that_needs_no_edit_stays(ready: Installed) -> None:
+def test_a_config_json_without_edits_stays_unchanged(ready: Installed) -> None:
     before = os.umask(0o077)
     try:
         with server(ready, "answer(b'taken\\n%s 0\\n' % pid.encode())"):
@@ -170,14 +172,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("act", BAD.values(), ids=BAD.keys())
-def test_any_other_answer_is_pythons_to_make_good(ready: Installed, act: str) -> None:
+def test_an_invalid_answer_of_the_server_is_left_to_python(ready: Installed, act: str) -> None:
     with server(ready, act):
         assert create(ready) == "python"
     assert config(ready) == PLAIN
 
 
 @pytest.mark.parametrize("before", ["", "answer(b'taken\\n'); "], ids=["not taken", "taken"])
-def test_server_that_is_late_changes_nothing(ready: Installed, before: str) -> None:
+def test_a_late_server_changes_nothing(ready: Installed, before: str) -> None:
     """The launcher has given up by then, and Python has started."""
     begun = time.monotonic()
     late = f"{before}time.sleep({PATIENCE + 3}); whole({EDITED!r})"
@@ -188,7 +190,7 @@ def test_server_that_is_late_changes_nothing(ready: Installed, before: str) -> N
     assert config(ready) == PLAIN
 
 
-def test_launcher_that_was_killed_leaves_the_bundle_as_it_was(ready: Installed) -> None:
+def test_a_killed_launcher_leaves_the_bundle_unchanged(ready: Installed) -> None:
     """Between question and answer, or in its midst; the next start tidies up."""
     words = [str(ready.bin / "gpu-py"), "create", "--bundle", str(ready.bundle), "ID"]
     env = {"PATH": f"{ready.path}:/usr/bin:/bin", "GPUHOOK_CONFIG": str(ready.config)}
@@ -205,7 +207,7 @@ def test_launcher_that_was_killed_leaves_the_bundle_as_it_was(ready: Installed) 
     assert config(ready) == EDITED
 
 
-def test_config_json_that_can_not_be_written_is_pythons_to_tell(ready: Installed) -> None:
+def test_a_config_json_that_cannot_be_written_is_left_to_python(ready: Installed) -> None:
     (ready.bundle / "config.json.gpuhook").mkdir()
     with server(ready, f"whole({EDITED!r})"):
         assert create(ready) == "python"
@@ -229,7 +231,7 @@ def test_stopped_server_is_not_asked(ready: Installed) -> None:
         assert sham.claims == []
 
 
-def test_the_next_server_is_asked_where_one_fails(ready: Installed) -> None:
+def test_the_next_server_is_used_if_one_fails(ready: Installed) -> None:
     """Whichever comes first in the folder."""
     with server(ready, "answer(b'no\\n')"), server(ready, f"whole({EDITED!r})"):
         assert create(ready) == "runc"
@@ -239,7 +241,7 @@ def test_the_next_server_is_asked_where_one_fails(ready: Installed) -> None:
 @pytest.mark.parametrize(
     "name", ["1", "0", "-1", "x", "99999999999", "1/../2", " 1"], ids=lambda name: name or "empty"
 )
-def test_name_that_is_no_server_is_passed_over(ready: Installed, name: str) -> None:
+def test_a_name_that_is_no_server_is_ignored(ready: Installed, name: str) -> None:
     with server(ready, f"whole({EDITED!r})") as sham:
         if "/" not in name:
             (sham.folder / name).touch()
@@ -268,14 +270,14 @@ def test_name_that_is_no_server_is_passed_over(ready: Installed, name: str) -> N
         "no id",
     ],
 )
-def test_command_line_that_no_engine_writes_is_pythons(ready: Installed, words: list[str]) -> None:
+def test_an_unusual_command_line_is_left_to_python(ready: Installed, words: list[str]) -> None:
     with server(ready, f"whole({EDITED!r})") as sham:
         assert ready.run(*(word.format(ready.bundle) for word in words)).startswith("python")
         assert sham.claims == []
     assert config(ready) == PLAIN
 
 
-def test_all_slots_are_claimed(ready: Installed) -> None:
+def test_a_start_is_left_to_python_if_all_slots_are_claimed(ready: Installed) -> None:
     with server(ready, f"whole({EDITED!r})") as sham:
         for slot in range(slots.SLOT_COUNT):
             (sham.folder / f".{sham.process.pid}.{slot}").touch()
@@ -283,7 +285,7 @@ def test_all_slots_are_claimed(ready: Installed) -> None:
     assert config(ready) == PLAIN
 
 
-def test_callers_signals_and_descriptors_are_the_runtimes(ready: Installed) -> None:
+def test_the_runtime_inherits_the_callers_signals_and_descriptors(ready: Installed) -> None:
     """As they were: also SIGPIPE, which the launcher ignores for a moment."""
     seen = ready.folder / "seen"
     ready.program(

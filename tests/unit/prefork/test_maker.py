@@ -112,7 +112,7 @@ def user(tmp_path_factory: pytest.TempPathFactory, probe: Probe) -> Path:
 
 
 @pytest.mark.parametrize(("line", "maker"), MAKERS.items())
-def test_launcher_and_python_find_the_same_maker(
+def test_launcher_and_python_find_the_same_creating_runtime(
     user: Path, probe: Probe, line: str, maker: str
 ) -> None:
     argv = line.format(user).split()
@@ -128,7 +128,7 @@ words = st.lists(
 
 @settings(max_examples=200)
 @given(rest=words, verb=st.sampled_from(VERBS), rooted=st.booleans())
-def test_launcher_finds_the_maker_that_python_finds(
+def test_any_command_line_yields_the_same_creating_runtime(
     user: Path, probe: Probe, rest: list[str], verb: str, rooted: bool
 ) -> None:
     argv = [*(["--root", str(user / "root")] if rooted else []), verb, *rest]

@@ -80,7 +80,7 @@ def test_worker_that_has_answered_is_not_killed(server: Server) -> None:
         late.end()
 
 
-def test_worker_that_has_taken_its_request_has_more_time(server: Server) -> None:
+def test_a_worker_that_has_taken_its_request_gets_more_time(server: Server) -> None:
     """A hundred others run at the same time."""
     late = Late(server, TAKEN)
     try:
@@ -99,7 +99,7 @@ def test_worker_that_has_taken_its_request_has_more_time(server: Server) -> None
     "the names of those that stand in another pid namespace stay",
     instead="file = os.open(name, os.O_RDONLY, dir_fd=FOLDER.fd) if name.isdecimal() else None",
 )
-def test_names_of_those_that_have_ended_are_removed(
+def test_names_of_ended_servers_are_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no others', whatever their numbers are here: they may be of another pid namespace."""
@@ -188,7 +188,7 @@ DECLARED = {"gpuhook.vendors.declared.names"}
 MPS = {"gpuhook.vendors.nvidia.mps", "gpuhook.vendors.nvidia.mps_mounts"}
 
 
-def test_no_worker_imports_anything() -> None:
+def test_a_worker_imports_no_module_late() -> None:
     """After entering a container's mount namespace, it would even come from the image."""
     words = [sys.executable, "-I", "-S", "-c", LOADS]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -207,7 +207,7 @@ def test_no_worker_imports_anything() -> None:
     assert missing == set()
 
 
-def test_no_worker_imports_anything_for_a_declared_vendor() -> None:
+def test_a_worker_imports_no_module_late_for_a_declared_vendor() -> None:
     text = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.com/npu"\n'
     text += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
     code = LOADS.replace("model import Config\n", "loader import loads\n").replace(
@@ -220,7 +220,7 @@ def test_no_worker_imports_anything_for_a_declared_vendor() -> None:
     assert "gpuhook.vendors.declared.discover" not in loaded
 
 
-def test_no_worker_imports_anything_for_mps() -> None:
+def test_a_worker_imports_no_module_late_for_mps() -> None:
     code = LOADS.replace("model import Config\n", "loader import loads\n").replace(
         "Config()", """loads('gpuhook.mps.devices = "all"')"""
     )
@@ -233,7 +233,9 @@ def test_no_worker_imports_anything_for_mps() -> None:
 
 
 @pytest.mark.parametrize("days", [20, -20])
-def test_a_clock_that_jumped(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_clock_makes_a_file_count_as_old(
+    days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file of times to come is from before the clock was set back: not new, and old."""
     path = tmp_path / "file"
     path.touch()

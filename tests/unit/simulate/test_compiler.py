@@ -60,7 +60,7 @@ def gcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return Compiler(tmp_path, monkeypatch)
 
 
-def test_a_driver_is_compiled_once_and_is_the_same_byte_for_byte(
+def test_a_driver_is_compiled_once_with_identical_bytes(
     gcc: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = make_machine(Options(root="/unused", gpus=2))
@@ -110,7 +110,7 @@ def test_changed_inputs_are_compiled_again(
     assert gcc.called() == 1
 
 
-def test_other_words_or_input_are_something_else(gcc: Compiler) -> None:
+def test_other_arguments_or_sources_are_compiled_separately(gcc: Compiler) -> None:
     built = [gcc.built(), gcc.built("-Wl,-soname,x"), gcc.built(source="int number = 3;\n")]
     assert gcc.called() == len(set(built)) == 3
     assert [gcc.built(), gcc.built("-Wl,-soname,x"), gcc.built(source="int number = 3;\n")] == built
@@ -132,7 +132,7 @@ def test_compiler_errors_and_warnings_are_never_cached(
     assert not any(gcc.kept.iterdir())
 
 
-def test_anything_else_is_the_other_compilers(gcc: Compiler) -> None:
+def test_other_command_lines_are_passed_to_the_real_compiler(gcc: Compiler) -> None:
     (gcc.folder / "a.c").write_text(SOURCE)
     words = [*FLAGS, "-o", f"{gcc.folder}/out"]
     for argv in (["a.c", *words], [f"{gcc.folder}/a.c", *words], ["--version"]):
@@ -144,7 +144,7 @@ def test_anything_else_is_the_other_compilers(gcc: Compiler) -> None:
     assert gcc.called() == 1
 
 
-def test_the_oldest_are_removed(gcc: Compiler) -> None:
+def test_the_oldest_cached_builds_are_removed(gcc: Compiler) -> None:
     for number in range(KEPT + 3):
         old = gcc.kept / str(number)
         old.touch()
@@ -158,7 +158,7 @@ def test_the_oldest_are_removed(gcc: Compiler) -> None:
     assert gcc.called() == 0
 
 
-def test_many_at_a_time(gcc: Compiler) -> None:
+def test_concurrent_builds_yield_the_same_file(gcc: Compiler) -> None:
     argv = ["gcc", f"-I{gcc.folder}", "-xc", "-", *FLAGS, "-o"]
     each = [
         subprocess.Popen([*argv, str(gcc.folder / f"out{at}")], stdin=subprocess.PIPE, text=True)
@@ -171,7 +171,7 @@ def test_many_at_a_time(gcc: Compiler) -> None:
     assert [one.name.startswith(".") for one in gcc.kept.iterdir()] == [False]
 
 
-def test_all_that_a_driver_includes_is_looked_at() -> None:
+def test_driver_sources_include_only_files_of_their_own_folder() -> None:
     """Else a change of it would go unnoticed."""
     sources = Path(compiler.SOURCES)
     assert {path.parent for path in sources.rglob("*") if path.is_file()} == {sources}

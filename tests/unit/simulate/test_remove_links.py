@@ -9,7 +9,7 @@ from gpuhook_simulate.place import MARKER, remove
 
 
 @pytest.mark.parametrize("way", ["gpus", "named"])
-def test_links_to_the_nodes_go_with_them(tmp_path: Path, way: str) -> None:
+def test_links_to_simulated_nodes_are_removed_and_others_kept(tmp_path: Path, way: str) -> None:
     root, links = tmp_path / "gpus", tmp_path / "char"
     (root / "dev").mkdir(parents=True)
     (root / MARKER).touch()

@@ -13,18 +13,18 @@ from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 DEVICES = "Character devices:\n  1 mem\n511 x\n509 y\n\nBlock devices:\n510 sd\n"
 
 
-def test_majors_that_no_driver_has() -> None:
+def test_unused_major_numbers_are_chosen() -> None:
     assert free_majors(("kfd", "accel"), DEVICES) == {"kfd": 510, "accel": 508}
     assert free_majors((), DEVICES) == {}
 
 
-def test_this_machines_own_are_not_given_away() -> None:
+def test_major_numbers_of_this_machine_are_not_chosen() -> None:
     known = machines_devices()
     used = {line.split()[0] for line in known.partition("Block")[0].splitlines()[1:] if line}
     assert not used & {str(major) for major in free_majors(("a", "b", "c"), known).values()}
 
 
-def test_more_drivers_than_majors() -> None:
+def test_more_drivers_than_free_major_numbers_are_refused() -> None:
     names = [f"driver{number}" for number in range(127)]
     with pytest.raises(SimulateError, match="has 126 free major numbers for 127 drivers"):
         free_majors(names, DEVICES)
@@ -46,7 +46,7 @@ def test_a_simulated_library_has_its_soname(soname: str) -> None:
     assert (found.bits, found.soname, found.needed) == (64, soname, ())
 
 
-def test_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_for_an_unknown_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="vax"))
     with pytest.raises(SimulateError, match="Libraries for vax can't be simulated"):
         shared_library("libx.so")

@@ -34,7 +34,7 @@ def gpuhook(parts: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[
     return python(parts, "from gpuhook.tools.cli import main; main()", *words)
 
 
-def test_the_tables_have_the_commands_and_modules_of_every_package() -> None:
+def test_tables_list_the_commands_and_modules_of_every_package() -> None:
     assert len(extensions.installed()) == len(extensions.PACKAGES)
     for part, each in zip(extensions.PACKAGES, extensions.installed(), strict=True):
         assert each.__name__ == f"gpuhook.{part}.extension"
@@ -44,7 +44,9 @@ def test_the_tables_have_the_commands_and_modules_of_every_package() -> None:
 
 @pytest.mark.parametrize(("part", "name"), COMMANDS)
 @pytest.mark.parametrize("words", [["{}"], ["{}", "--help"], ["help", "{}"], ["{}", "--all", "x"]])
-def test_a_command_of_a_missing_package(part: str, name: str, words: list[str]) -> None:
+def test_a_command_of_a_missing_package_names_the_package(
+    part: str, name: str, words: list[str]
+) -> None:
     package = extensions.PACKAGES[part]
     done = gpuhook((part,), *(word.format(name) for word in words))
     assert (done.returncode, done.stdout) == (1, "")
@@ -55,7 +57,7 @@ def test_a_command_of_a_missing_package(part: str, name: str, words: list[str]) 
 
 
 @pytest.mark.parametrize("part", extensions.PACKAGES)
-def test_without_a_package_its_commands_are_not_listed_and_the_others_are(part: str) -> None:
+def test_only_commands_of_installed_packages_are_listed(part: str) -> None:
     listed = [
         line.split()[0]
         for line in gpuhook((part,), "--help").stdout.splitlines()
@@ -82,7 +84,7 @@ def test_a_word_similar_to_a_missing_command_names_no_package() -> None:
         (["--engine=docker", "--engine=enroot"], "gpuhook apply, which enroot's hook runs,"),
     ],
 )
-def test_an_engine_that_needs_a_missing_package(
+def test_an_engine_needing_a_missing_package_is_refused(
     words: list[str], what: str, tmp_path: Path
 ) -> None:
     done = gpuhook(("hpc",), "install", *words, "--prefix", str(tmp_path))
@@ -95,7 +97,7 @@ def test_an_engine_that_needs_a_missing_package(
 
 
 @pytest.mark.parametrize("part", extensions.PACKAGES)
-def test_files_lists_those_of_installed_packages(part: str) -> None:
+def test_files_lists_only_files_of_installed_packages(part: str) -> None:
     package = extensions.PACKAGES[part]
     every = [*shipped.files("/usr/bin/gpuhook")]
     theirs = {each.path(shipped.OF_ADMINISTRATOR) for each in every if each.package == package}
@@ -122,7 +124,7 @@ def test_each_package_has_the_files_of_its_commands() -> None:
     assert {"gpuhook.1", "gpuhook-doctor.1", "gpuhook-mps.service"} <= found["gpuhook"]
 
 
-def test_every_module_of_the_rest_is_imported_without_any() -> None:
+def test_core_modules_import_without_the_extension_packages() -> None:
     """But programs, which start when they are imported."""
     sources = REPOSITORY / "src"
     names = [
@@ -140,7 +142,7 @@ def test_every_module_of_the_rest_is_imported_without_any() -> None:
 MOST = 47_000
 
 
-def test_a_host_with_only_gpuhook_has_far_fewer_sources() -> None:
+def test_gpuhook_without_extensions_stays_below_the_line_limit() -> None:
     sources = REPOSITORY / "src/gpuhook"
     lines = sum(
         sum(1 for line in path.read_text().split("\n") if line.strip())

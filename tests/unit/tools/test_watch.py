@@ -91,7 +91,7 @@ class Always:
     "events without end don't keep watch from looking at the machine",
     instead="came, end = True, now + _SETTLE",
 )
-def test_events_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_events_do_not_delay_the_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that is loaded again and again doesn't prevent a query."""
     events = watch.Events.__new__(watch.Events)
     events._concerns, events._events = (lambda _: True), Always()  # type: ignore[assignment]
@@ -121,7 +121,7 @@ def test_a_machine_without_drivers_causes_one_message(machine: Machine) -> None:
 
 @EVERY
 @pytest.mark.parametrize("later", [False, True])
-def test_a_broken_driver_is_named_and_nothing_else(
+def test_a_broken_driver_is_reported_once(
     machine: Machine, names: ModuleType, monkeypatch: pytest.MonkeyPatch, later: bool
 ) -> None:
     if later:
@@ -133,7 +133,7 @@ def test_a_broken_driver_is_named_and_nothing_else(
 
 
 @EVERY
-def test_a_driver_that_goes_is_named(
+def test_a_removed_driver_is_reported_once(
     machine: Machine, names: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as there:
@@ -149,7 +149,7 @@ def test_a_driver_that_goes_is_named(
     assert machine.look() == []
 
 
-def test_a_device_that_comes_back_as_it_was_is_named(tmp_path: Path) -> None:
+def test_a_device_that_reappears_unchanged_is_reported(tmp_path: Path) -> None:
     """The inventory saved while it was present first is fresh again."""
     bus = tmp_path / "driver/sys/bus/pci/devices"
     machine = Machine(tmp_path)
@@ -198,7 +198,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_no_process_can_stand_ready(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefork_server_that_cannot_start_is_reported_once_and_retried(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That ends no watch: it is said once, and tried again, and holds nothing meanwhile."""
     said: list[str] = []
     watch = Watch(loads(""), "/bin/true", said.append, lambda: True)

@@ -62,7 +62,7 @@ def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_
     "a driver that hangs in a file of /sys keeps no start and no command waiting",
 )
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_a_file_of_the_driver_that_hangs(
+def test_a_hanging_driver_file_is_an_error_after_the_timeout(
     vendor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Neither a start nor a command waits for it without end."""
@@ -76,12 +76,12 @@ def test_a_file_of_the_driver_that_hangs(
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_a_driver_without_devices(vendor: str, tmp_path: Path) -> None:
+def test_a_driver_without_devices_gives_an_empty_inventory(vendor: str, tmp_path: Path) -> None:
     assert machine(vendor, tmp_path, 0).devices == ()
 
 
 @pytest.mark.parametrize(("vendor", "order"), rows("orders"))
-def test_ten_and_more_are_in_the_order_of_their_numbers(
+def test_ten_and_more_devices_are_sorted_by_number(
     vendor: str, order: Order, tmp_path: Path
 ) -> None:
     found = machine(vendor, tmp_path, order.count, **order.settings)
@@ -97,7 +97,7 @@ def test_an_inventory_is_saved_without_loss(vendor: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_a_node_with_other_numbers_than_the_drivers(vendor: str, tmp_path: Path) -> None:
+def test_a_device_whose_node_has_wrong_numbers_is_unusable(vendor: str, tmp_path: Path) -> None:
     path, said = SAMPLES[vendor].node, SAMPLES[vendor].other_numbers
     made = Machine(vendor, tmp_path, 2)
     made.nodes[path] = Node(path, 9, 9)
@@ -111,7 +111,9 @@ def test_a_node_with_other_numbers_than_the_drivers(vendor: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("vendor", "change"), rows("changes"))
-def test_a_change_is_noticed(vendor: str, change: Change, tmp_path: Path) -> None:
+def test_a_change_of_the_driver_or_devices_is_detected(
+    vendor: str, change: Change, tmp_path: Path
+) -> None:
     made = Machine(vendor, tmp_path, 2)
     config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}"]\n')
     loaded = contract.load(registry.KNOWN[vendor])
@@ -148,7 +150,7 @@ def test_requests_select_the_expected_devices(
 NPU_GROUP = 106
 
 
-def test_the_group_of_the_nodes_comes_with_them(found: dict[str, Inventory]) -> None:
+def test_the_group_of_the_device_nodes_is_added(found: dict[str, Inventory]) -> None:
     assert set(resolved(found["intel_npu"], "INTEL_VISIBLE_NPUS=0").groups) == {NPU_GROUP}
 
 
@@ -168,7 +170,7 @@ def test_variables_that_request_nothing_give_no_devices(
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_beside_nvidia(found: dict[str, Inventory], vendor: str) -> None:
+def test_every_vendor_shares_a_plan_with_nvidia(found: dict[str, Inventory], vendor: str) -> None:
     nvidia = machines.machine(machines.gpu(0, 3))
     env = (ask(vendor, "0"), "NVIDIA_VISIBLE_DEVICES=0")
     plan = planned(found[vendor], *env, beside=[nvidia])
@@ -181,7 +183,7 @@ def test_beside_nvidia(found: dict[str, Inventory], vendor: str) -> None:
 
 
 @pytest.mark.parametrize("vendor", having("without_node"))
-def test_a_node_that_is_missing(vendor: str, tmp_path: Path) -> None:
+def test_a_device_with_a_missing_node_is_refused(vendor: str, tmp_path: Path) -> None:
     settings, paths = SAMPLES[vendor].without_node or ({}, "")
     there = machine(vendor, tmp_path, 2, **settings)
     assert labels(resolved(there, ask(vendor, "0"))) == ["0"]
@@ -193,7 +195,7 @@ def test_a_node_that_is_missing(vendor: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_a_document_names_each_device_and_switches_the_variable_off(
+def test_a_cdi_spec_names_each_device_and_disables_the_variable(
     found: dict[str, Inventory], vendor: str
 ) -> None:
     """A container with one requests nothing by the variable; split devices are listed by part."""
@@ -210,7 +212,7 @@ def test_a_document_names_each_device_and_switches_the_variable_off(
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
-def test_a_simulator_has_no_setting_of_another_name(vendor: str, tmp_path: Path) -> None:
+def test_an_unknown_simulator_setting_is_refused(vendor: str, tmp_path: Path) -> None:
     with pytest.raises(SimulateError, match="has no setting 'colour'"):
         Machine(vendor, tmp_path, 1, colour="red")
 

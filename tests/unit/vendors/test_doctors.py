@@ -49,7 +49,7 @@ def examine(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Examine:
 
 
 @pytest.mark.parametrize("vendor", having("in_order"))
-def test_a_machine_in_order(examine: Examine, vendor: str) -> None:
+def test_a_machine_in_order_has_one_ok_finding(examine: Examine, vendor: str) -> None:
     assert examine.machine(vendor) == [("ok", SAMPLES[vendor].in_order)]
 
 
@@ -62,7 +62,9 @@ def test_a_machine_in_order(examine: Examine, vendor: str) -> None:
         ("intel_npu", []),
     ],
 )
-def test_a_driver_without_devices(examine: Examine, vendor: str, expected: Found) -> None:
+def test_a_driver_without_devices_warns_only_for_neuron_and_gaudi(
+    examine: Examine, vendor: str, expected: Found
+) -> None:
     assert examine.machine(vendor, 0) == expected
 
 
@@ -120,7 +122,9 @@ def test_driver_problems_are_reported_by_the_doctor(
         ("intel_npu", "/dev/accel/accel1", "NPU 1 (accel1)"),
     ],
 )
-def test_a_node_with_other_numbers(examine: Examine, vendor: str, path: str, device: str) -> None:
+def test_a_node_with_wrong_numbers_gives_a_warning(
+    examine: Examine, vendor: str, path: str, device: str
+) -> None:
     made = Machine(vendor, examine.tree.root, 2)
     made.nodes[path] = Node(path, 9, 9)
     _, (status, message) = examine(vendor, made)
@@ -147,20 +151,22 @@ def test_nodes_only_root_can_open_cause_a_warning(examine: Examine, vendor: str,
         ("gaudi", "Intel Gaudi's driver 1.24.0 has 2 devices"),
     ],
 )
-def test_the_driver_root_is_looked_at(examine: Examine, vendor: str, message: str) -> None:
+def test_devices_below_the_driver_root_are_examined(
+    examine: Examine, vendor: str, message: str
+) -> None:
     examine.tree.config = loads(f'gpuhook.driver-roots = ["{vendor}=/driver"]\n')
     Machine(vendor, examine.tree.root / "driver", 2)
     assert examine(vendor)[0] == ("ok", message)
 
 
-def test_a_neuron_device_that_is_connected_and_not_there(examine: Examine) -> None:
+def test_a_missing_connected_neuron_device_is_reported(examine: Examine) -> None:
     """The last one is in no gap: its neighbour's connections name it."""
     made = Machine("neuron", examine.tree.root, 3)
     made.write("/sys/class/neuron_device/neuron2/connected_devices", "1, 3\n")
     assert examine("neuron", made)[1][1].startswith("There is no Neuron device 3")
 
 
-def test_a_neuron_node_without_a_device(examine: Examine) -> None:
+def test_a_neuron_node_without_a_device_gives_a_warning(examine: Examine) -> None:
     examine.tree.write("/dev/neuron40")
     examine.tree.write("/dev/neuron_x")
     _, (status, message) = examine.machine("neuron")

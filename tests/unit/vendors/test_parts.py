@@ -39,7 +39,7 @@ PLUGINS: tuple[Plugin, ...] = (nvidia_plugin,)
 FOLDER = Path(gpuhook.__file__).parent
 
 
-def test_none_is_forgotten() -> None:
+def test_every_vendor_module_for_commands_is_checked() -> None:
     known = (*CLAIM_CONFIGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
              *LINKS, *MAKERS_SERIES, *PLUGINS, *SETTINGS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
@@ -61,7 +61,7 @@ def test_none_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_options_set_fields(plugin: Plugin) -> None:
+def test_plugin_options_match_the_settings_fields(plugin: Plugin) -> None:
     assert {option.field for option in plugin.OPTIONS} <= {*vars(plugin.settings({}, {}))}
     assert plugin.settings({}, {}) == plugin.SETTINGS()
 
@@ -84,7 +84,7 @@ OBLIGATORY = (
 
 
 @pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
-def test_names_have_the_types_of_their_kind(names: ModuleType) -> None:
+def test_vendor_constants_have_the_expected_types(names: ModuleType) -> None:
     """Nine are obligatory; ``registry.complete`` has defaults for the others."""
     plain = ModuleType("plain")
     for word in OBLIGATORY:

@@ -107,7 +107,7 @@ SPELLINGS = [
 @pytest.mark.protects("listed-socket", "no list gives a folder with a socket", instead='return ""')
 @LISTERS
 @pytest.mark.parametrize("path", SPELLINGS)
-def test_no_socket_is_given_however_it_is_spelled(root: Path, lister: Lister, path: str) -> None:
+def test_a_listed_socket_is_refused_in_any_spelling(root: Path, lister: Lister, path: str) -> None:
     found, refused = lister(root, path, "/opt/driver/file")
     assert found == ["/opt/driver/file"]
     assert refused or ".." in path or lister is of_table, "it is said"
@@ -129,7 +129,7 @@ def test_paths_in_world_writable_folders_are_refused(root: Path, lister: Lister)
 
 
 @LISTERS
-def test_a_socket_that_comes_later(root: Path, lister: Lister) -> None:
+def test_a_socket_created_later_is_found_before_the_mount(root: Path, lister: Lister) -> None:
     """In daemons' folders, each check before a mount finds it."""
     folder = root / "run/other/deep"
     folder.mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_paths_that_cannot_be_examined_are_refused(
     instead="except ZeroDivisionError as error:",
 )
 @pytest.mark.parametrize("name", registry.KNOWN)
-def test_an_error_below_discovery_is_the_vendors(
+def test_an_os_error_in_discovery_becomes_a_driver_error(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     vendor = contract.load(registry.KNOWN[name])

@@ -44,14 +44,14 @@ def gpu(bus_id: str) -> Gpu:
 
 
 @pytest.mark.parametrize(("nvmls", "kernels"), SPELLINGS.items())
-def test_nvidias_in_the_kernels_spelling(nvmls: str, kernels: str) -> None:
+def test_nvidia_bus_ids_are_written_as_by_the_kernel(nvmls: str, kernels: str) -> None:
     found = machines.machine(gpu(nvmls))
     assert gpu(nvmls).kernel_bus_id == kernels
     assert [device.bus_id for device in found.devices] == [kernels]
 
 
 @pytest.mark.parametrize(("nvmls", "kernels"), [*SPELLINGS.items()][:-1])
-def test_nvidias_paths(nvmls: str, kernels: str) -> None:
+def test_nvidia_gpus_in_large_domains_are_selected_and_masked(nvmls: str, kernels: str) -> None:
     found = machines.machine(gpu(nvmls))
     env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
     plan = planned(found, *env)
@@ -63,7 +63,9 @@ def test_nvidias_paths(nvmls: str, kernels: str) -> None:
 
 @DOMAINS
 @pytest.mark.parametrize("vendor", having("on_pci"))
-def test_other_vendors_devices(vendor: str, domain: str, tmp_path: Path) -> None:
+def test_devices_in_large_pci_domains_are_found_and_selected(
+    vendor: str, domain: str, tmp_path: Path
+) -> None:
     machine = Machine(vendor, tmp_path, 2)
     before = machine.look()
     pci_domain.move(tmp_path, domain)
@@ -89,7 +91,7 @@ def test_other_vendors_devices(vendor: str, domain: str, tmp_path: Path) -> None
 
 
 @DOMAINS
-def test_intels_links(domain: str, tmp_path: Path) -> None:
+def test_intel_by_path_links_have_the_large_domain(domain: str, tmp_path: Path) -> None:
     machine = Machine("intel_gpu", tmp_path, 1)
     pci_domain.move(tmp_path, domain)
     found: Inventory = machine.look()
@@ -98,7 +100,7 @@ def test_intels_links(domain: str, tmp_path: Path) -> None:
 
 
 @DOMAINS
-def test_slurms_cores(domain: str, tmp_path: Path) -> None:
+def test_cores_near_a_gpu_in_a_large_domain_are_found(domain: str, tmp_path: Path) -> None:
     gpu_place = f"{domain}:1b:00.0"
 
     def write(path: str, text: str) -> None:

@@ -20,12 +20,12 @@ nodes = ["/dev/maker{n}"]
 """
 
 
-def test_setting_for_a_vendor_that_there_is() -> None:
+def test_a_setting_for_a_known_vendor_is_accepted() -> None:
     assert registry.known(loads(SWARM.format("amd"))) is registry.KNOWN
     assert "maker" in registry.known(loads(SWARM.format("maker") + DECLARED))
 
 
-def test_setting_for_no_vendor_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_setting_for_an_unknown_vendor_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("# ours\n" + SWARM.format("nvida"))
     with pytest.raises(
@@ -37,7 +37,7 @@ def test_setting_for_no_vendor_is_named_with_its_line(tmp_path: Path) -> None:
     assert (done.exit_code, done.stderr) == (1, f"error: {caught.value}\n")
 
 
-def test_setting_for_no_vendor_is_not_written(tmp_path: Path) -> None:
+def test_a_setting_for_an_unknown_vendor_is_not_written(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     words = ["set", "--config", str(file)]
     done = CliRunner().invoke(command, [*words, "swarm-resource=nvida=X"])

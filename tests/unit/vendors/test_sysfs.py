@@ -17,18 +17,18 @@ from gpuhook.vendors import sysfs_devices
 
 
 @pytest.mark.parametrize("name", ["0000:c1:00.0", "10000:e1:00.7", "ABCD:00:1f.3"])
-def test_addresses(name: str) -> None:
+def test_pci_addresses_are_recognized(name: str) -> None:
     assert sysfs_devices.is_address(name)
 
 
 @pytest.mark.parametrize(
     "name", ["bind", "c1:00.0", "0000:c1:00", "0000:c1:00.", "0:g:0.0", "::.", "a.b.c.d"]
 )
-def test_other_names(name: str) -> None:
+def test_names_that_are_not_pci_addresses_are_rejected(name: str) -> None:
     assert not sysfs_devices.is_address(name)
 
 
-def test_devices_of_a_driver(tmp_path: Path) -> None:
+def test_devices_of_a_driver_are_listed_by_address(tmp_path: Path) -> None:
     folder = tmp_path / "sys/bus/pci/drivers/xe"
     for name in ("0000:03:00.0", "module", "0000:02:00.0"):
         (folder / name).mkdir(parents=True)
@@ -45,11 +45,13 @@ def test_devices_of_a_driver(tmp_path: Path) -> None:
     [("card12", 12), ("card0", 0), ("card", None), ("card1-DP-1", None), ("xcard1", None),
      ("card٣", None), ("card1234567890", None), ("card01", None), ("card_1", None)],
 )  # fmt: skip
-def test_numbers(name: str, number: int | None) -> None:
+def test_numbers_are_read_from_names_and_malformed_ones_ignored(
+    name: str, number: int | None
+) -> None:
     assert sysfs_devices.number(name, "card") == number
 
 
-def test_names_with_numbers_are_sorted_by_these(tmp_path: Path) -> None:
+def test_numbered_names_are_sorted_numerically(tmp_path: Path) -> None:
     for name in ("card10", "card9", "card1", "renderD128", "card"):
         (tmp_path / "drm" / name).mkdir(parents=True)
     with Rootfs(str(tmp_path)) as root:
@@ -58,7 +60,7 @@ def test_names_with_numbers_are_sorted_by_these(tmp_path: Path) -> None:
         assert sysfs_devices.numbered(root, "/nothing", "card") == []
 
 
-def test_texts(tmp_path: Path) -> None:
+def test_small_files_are_read_and_other_entries_give_empty_text(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text(" 0x8086\n")
     (tmp_path / "large").write_bytes(bytes(1 << 17))
     (tmp_path / "folder").mkdir()
@@ -69,7 +71,7 @@ def test_texts(tmp_path: Path) -> None:
             assert sysfs_devices.text(root, f"/{name}") == ""
 
 
-def test_numbers_of_a_node() -> None:
+def test_wrong_node_numbers_are_reported() -> None:
     node = Node("/dev/dri/card0", 226, 0)
     assert sysfs_devices.wrong_numbers(node, "226:0") == ""
     assert sysfs_devices.wrong_numbers(node, "") == ""
@@ -87,7 +89,7 @@ def every(device: str) -> bool:
     return bool(device)
 
 
-def test_amd(tmp_path: Path) -> None:
+def test_amd_sensors_are_read(tmp_path: Path) -> None:
     found = machine("amd", tmp_path / "amd", 2)
     values = sensors.read(found, every)
     assert values.keys() == {device.id for device in found.devices}
@@ -97,13 +99,13 @@ def test_amd(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_parts_of_one_device_have_none(tmp_path: Path) -> None:
+def test_partitions_of_one_device_have_no_sensor_values(tmp_path: Path) -> None:
     found = machine("amd", tmp_path / "amd", 1, split="0", partitions=2)
     assert len(found.devices) == 2
     assert sensors.read(found, every) == {}
 
 
-def test_intel(tmp_path: Path) -> None:
+def test_intel_sensors_are_read_for_whole_gpus_only(tmp_path: Path) -> None:
     found = machine("intel_gpu", tmp_path / "intel", 1, vfs=1)
     whole, part = found.devices
     expected = {"temperature_celsius": 41, "energy_joules": 90}
@@ -120,7 +122,7 @@ def test_sensor_values_that_are_not_numbers_are_omitted(tmp_path: Path, text: st
     assert sensors.read(found, every)[device.id].keys() == {"energy_joules"}
 
 
-def test_a_file_that_leads_elsewhere(tmp_path: Path) -> None:
+def test_a_sensor_file_linked_out_of_the_root_is_ignored(tmp_path: Path) -> None:
     """A link below a driver root stays below it."""
     found = machine("intel_gpu", tmp_path / "intel", 1)
     [device] = found.devices
@@ -145,7 +147,7 @@ def test_sensors_of_excluded_devices_are_not_read(tmp_path: Path) -> None:
     assert asked == [first, second, third]
 
 
-def test_a_root_that_is_gone(tmp_path: Path) -> None:
+def test_a_missing_driver_root_gives_no_sensor_values(tmp_path: Path) -> None:
     found = machine("intel_gpu", tmp_path / "intel", 1)
     (tmp_path / "intel").rename(tmp_path / "away")
     assert sensors.read(found, every) == {}
@@ -163,7 +165,7 @@ def test_a_root_that_is_gone(tmp_path: Path) -> None:
         {"ACTION": "remove", "DEVPATH": "/devices/pci0000:00/0000:00:05.0", "PCI_ID": "10DE:2335"},
     ],
 )
-def test_events_about_gpus(event: dict[str, object]) -> None:
+def test_events_about_gpus_are_relevant(event: dict[str, object]) -> None:
     assert concerns_us(event, Config())
 
 
@@ -176,23 +178,27 @@ def test_events_about_gpus(event: dict[str, object]) -> None:
         {"header": {"message": "nvidia"}},
     ],
 )
-def test_other_events(event: dict[str, object]) -> None:
+def test_events_about_other_devices_are_ignored(event: dict[str, object]) -> None:
     assert not concerns_us(event, Config())
 
 
-def test_events_about_another_vendors_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_about_every_known_vendors_devices_are_relevant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     second_vendor.know(monkeypatch)
     assert concerns_us({"DEVPATH": "/class/acme/acme0"}, Config())
     assert concerns_us({"PCI_ID": "AC3E:0001"}, Config())
 
 
-def test_a_vendor_without_a_number_on_the_pci_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vendor_without_a_pci_number_matches_no_other_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     second_vendor.know(monkeypatch)
     monkeypatch.setattr(second_vendor.part("names"), "PCI_VENDOR", "")
     assert not concerns_us({"DEVPATH": "/devices/virtual/mem/null", "SUBSYSTEM": "mem"}, Config())
 
 
-def test_events_about_a_declared_vendors_devices() -> None:
+def test_events_about_a_declared_vendors_devices_are_relevant() -> None:
     text = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.com/npu"\npresent = "%s"\n'
     text += 'variable = "MAKER_VISIBLE_DEVICES"\nnodes = ["/dev/maker{n}"]\n'
     by_number, by_driver = loads(text % "pci:ab12"), loads(text % "driver:maker_npu")

@@ -14,7 +14,7 @@ from gpuhook.vendors import registry
 
 
 @pytest.mark.parametrize("vendor", SAMPLES)
-def test_a_start_with_a_saved_inventory_is_thin(tmp_path: Path, vendor: str) -> None:
+def test_a_start_with_a_saved_inventory_loads_few_modules(tmp_path: Path, vendor: str) -> None:
     [variable, *_] = registry.KNOWN[vendor].VARIABLES
     paper.machine(vendor, tmp_path / "root", 2)
     config = Config()

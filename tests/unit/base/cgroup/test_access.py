@@ -18,7 +18,7 @@ DENY_ALL: dict[str, Any] = {"allow": False, "access": "rwm"}
 GPU0: dict[str, Any] = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}
 
 
-def test_rules_for_devices() -> None:
+def test_each_device_gives_one_cgroup_rule() -> None:
     assert access.device_rules([(195, 0)]) == [GPU0]
     assert access.device_rules([]) == []
 
@@ -59,16 +59,16 @@ def test_rules_for_devices() -> None:
         ({"allow": True}, False),
     ],
 )
-def test_allowed(rules: object, allowed: bool) -> None:
+def test_the_last_matching_rule_decides_access(rules: object, allowed: bool) -> None:
     assert access.allowed(rules, [(195, 0)]) == ({(195, 0)} if allowed else set())
 
 
-def test_other_access() -> None:
+def test_a_rule_allows_only_the_access_it_names() -> None:
     assert access.allowed([GPU0], [(195, 0)], "r")
     assert not access.allowed([GPU0], [(195, 0)], "rwm")
 
 
-def test_each_device_by_its_own_rules() -> None:
+def test_rules_for_many_devices_decide_as_for_each_alone() -> None:
     """As the kernel does, rule by rule; whatever their order."""
     chance = random.Random(7)  # noqa: S311 - so that it is the same every time
     numbers = [None, -1, 1, 2]
@@ -108,7 +108,7 @@ loose_rules = st.dictionaries(
 
 
 @given(st.one_of(json_values, st.lists(loose_rules)))
-def test_malformed_rules_are_never_followed_into_a_crash(rules: object) -> None:
+def test_malformed_rules_cause_no_crash(rules: object) -> None:
     assert access.allowed(rules, [(195, 0)]) <= {(195, 0)}
 
 
@@ -200,7 +200,7 @@ FOUND: dict[str, tuple[str, list[tuple[str, str, str, str]], int, str]] = {
 
 
 @pytest.mark.parametrize(("text", "mounts", "version", "place"), FOUND.values(), ids=FOUND)
-def test_the_cgroup_of_a_process(
+def test_the_cgroup_of_a_process_is_found(
     proc: Proc, text: str, mounts: list[tuple[str, str, str, str]], version: int, place: str
 ) -> None:
     proc.memberships("7", text)
@@ -210,7 +210,7 @@ def test_the_cgroup_of_a_process(
     assert proc.find() == (version, str(folder))
 
 
-def test_outside_our_cgroup_namespace(proc: Proc) -> None:
+def test_a_cgroup_outside_the_namespace_is_an_error_unless_mounted(proc: Proc) -> None:
     proc.memberships("7", "0::/../neighbour\n")
     proc.cgroup("neighbour", "cgroup.procs")
     proc.cgroup("cg", "cgroup.procs")
@@ -228,25 +228,25 @@ def test_a_cgroup_without_a_mount_is_an_error(proc: Proc) -> None:
         allow(proc, [(195, 0)])
 
 
-def test_process_that_has_ended(proc: Proc) -> None:
+def test_a_process_that_has_ended_is_an_error(proc: Proc) -> None:
     with pytest.raises(CgroupError, match="can't be found"):
         allow(proc, [(195, 0)])
 
 
-def test_nothing_to_do(proc: Proc) -> None:
+def test_nothing_is_written_without_devices_or_a_device_cgroup(proc: Proc) -> None:
     assert allow(proc, []) == "none-needed:no-devices"
     proc.memberships("7", "3:cpu:/x\n")
     assert allow(proc, [(195, 0)]) == "none-needed:no-cgroups"
 
 
-def test_our_own_cgroup_is_not_widened(proc: Proc) -> None:
+def test_the_callers_own_cgroup_is_not_changed(proc: Proc) -> None:
     proc.memberships("7", "0::/engine\n")
     proc.cgroup("cg/engine", "cgroup.procs")
     proc.mounts(V2)
     assert allow(proc, [(195, 0)]) == "none-needed:shared"
 
 
-def test_v1_writes_what_is_missing(proc: Proc) -> None:
+def test_only_missing_v1_rules_are_written(proc: Proc) -> None:
     proc.memberships("7", "5:devices:/abc\n")
     folder = proc.cgroup("devices/abc", "devices.allow")
     (folder / "devices.list").write_text("c 1:3 rwm\nc 195:255 rw\nc 195:1 m\n")
@@ -256,7 +256,7 @@ def test_v1_writes_what_is_missing(proc: Proc) -> None:
     assert (folder / "devices.allow").read_text() == "c 195:1 rw"
 
 
-def test_v1_cgroups_on_the_way_to_a_process(proc: Proc) -> None:
+def test_missing_rules_of_v1_parent_cgroups_are_found(proc: Proc) -> None:
     """Each has its own list. Other cgroups belong to nested containers."""
     names = ("abc", "abc/init", "abc/init/scope", "abc/nested")
     folders = {name: proc.cgroup(f"devices/{name}", "devices.allow") for name in names}
@@ -297,11 +297,11 @@ class TestRefused:
         monkeypatch.setattr(v2, "extend", refuse)
         return proc
 
-    def test_rootless_needs_nothing(self, refused: Proc) -> None:
+    def test_a_refused_write_is_ignored_in_rootless_mode(self, refused: Proc) -> None:
         # The file that stands for the namespace has not the first namespace's inode.
         assert allow(refused, [(195, 0)]) == "none-needed:rootless"
 
-    def test_in_the_first_user_namespace_it_is_an_error(
+    def test_a_refused_write_is_an_error_in_the_initial_user_namespace(
         self, refused: Proc, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         inode = (refused.path / "self/ns/user").stat().st_ino
@@ -340,7 +340,7 @@ def test_crun_systemd_scope_and_inner_cgroup_are_both_extended(
     assert extended == [f"{proc.path}/cg/machine.slice/other/container"]
 
 
-def test_a_name_with_what_is_no_end_of_a_line(proc: Proc) -> None:
+def test_other_line_ends_in_a_cgroup_name_do_not_split_it(proc: Proc) -> None:
     """A cgroup may be called by any bytes but a newline: a line in its name is none."""
     victim = proc.cgroup("cg/victim", "cgroup.procs")
     proc.mounts(V2)

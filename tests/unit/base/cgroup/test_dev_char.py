@@ -32,13 +32,13 @@ def dev(tmp_path: Path) -> Path:
         (["a:b:c"], False),
     ],
 )
-def test_only_where_systemd_manages_cgroups(path: object, expected: bool) -> None:
+def test_a_cgroups_path_is_recognized_as_a_systemd_scope(path: object, expected: bool) -> None:
     text = json.dumps({"linux": {"cgroupsPath": path}})
     assert Spec("/b/config.json", text).is_in_scope is expected
     assert not Spec("/b/config.json", "{}").is_in_scope
 
 
-def test_links_of_real_nodes(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dev_char_links_are_made_once(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.lstat
 
     def lstat(path: str) -> os.stat_result:
@@ -52,7 +52,7 @@ def test_links_of_real_nodes(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert dev_char.make_links([NULL, ZERO], dev=str(dev)) == []
 
 
-def test_a_simulated_node_is_none_of_the_hosts(dev: Path) -> None:
+def test_simulated_nodes_get_no_dev_char_link(dev: Path) -> None:
     simulated = Node("/dev/nvidia0", 195, 0)
     assert dev_char.make_links([simulated], "/nowhere", str(dev)) == []
     (dev / "nvidia0").touch()
@@ -60,7 +60,9 @@ def test_a_simulated_node_is_none_of_the_hosts(dev: Path) -> None:
     assert list((dev / "char").iterdir()) == []
 
 
-def test_a_node_of_the_driver_root(dev: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_node_in_a_driver_root_gets_a_dev_char_link_there(
+    dev: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """The driver container's, of which the host's /dev has none."""
     root = tmp_path_factory.mktemp("driver")
     (root / "dev").symlink_to("/dev")
@@ -69,12 +71,12 @@ def test_a_node_of_the_driver_root(dev: Path, tmp_path_factory: pytest.TempPathF
     assert dev_char.make_links([NULL], str(root), str(dev)) == []
 
 
-def test_a_link_to_a_driver_that_is_gone(dev: Path) -> None:
+def test_a_dangling_dev_char_link_is_replaced(dev: Path) -> None:
     (dev / "char/1:3").symlink_to("/gone/dev/null")
     assert dev_char.make_links([NULL], "/", str(dev)) == ["1:3"]
     assert (dev / "char/1:3").readlink() == Path("/dev/null")
 
 
-def test_without_the_folder_nothing_happens(tmp_path: Path) -> None:
+def test_without_dev_char_no_link_is_made(tmp_path: Path) -> None:
     assert dev_char.make_links([NULL], dev=str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []

@@ -58,7 +58,7 @@ def run(program: bytes, kind: int, access: int, major: int, minor: int) -> int:
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the words are written little-endian")
-def test_the_instructions_for_two_devices() -> None:
+def test_two_devices_give_the_expected_bpf_instructions() -> None:
     words = struct.unpack("<13Q", code.allow_rules([(195, 0), (510, 1)])[: 13 * 8])
     assert [f"{word:016x}" for word in words] == [
         "0000000000001261",  # r2 = *(u32 *)(r1 + 0)
@@ -90,7 +90,7 @@ pairs = st.tuples(numbers, numbers)
     st.integers(1, 7),
     pairs,
 )
-def test_exactly_the_devices_are_allowed(
+def test_bpf_rules_allow_exactly_the_given_devices(
     devices: list[tuple[int, int]], kind: int, access: int, asked: tuple[int, int]
 ) -> None:
     rules = code.allow_rules(devices)
@@ -150,17 +150,17 @@ RUNC = b"".join((
         (code.instruction(code.LOAD_32, 0, 1, 64) + EXIT, None),
     ],
 )
-def test_programs(program: bytes, allowed: bool | None) -> None:
+def test_the_verdict_of_a_device_program_is_computed(program: bytes, allowed: bool | None) -> None:
     assert program_allows(program, 195, 3) is allowed
 
 
-def test_a_device_that_a_program_leaves_out() -> None:
+def test_an_unlisted_device_is_denied_by_runcs_program() -> None:
     assert program_allows(RUNC, 195, 255) is False
     assert program_allows(RUNC, 196, 3) is False
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes(program: bytes) -> None:
+def test_arbitrary_program_bytes_cause_no_crash(program: bytes) -> None:
     assert program_allows(program, 195, 3) in (True, False, None)
 
 
@@ -177,7 +177,7 @@ def test_any_bytes(program: bytes) -> None:
         (["", "c", "195:3 rw"], False),
     ],
 )
-def test_lists(lines: list[str], allowed: bool) -> None:
+def test_a_v1_devices_list_allows_only_full_read_and_write(lines: list[str], allowed: bool) -> None:
     assert list_allows(lines, 195, 3) is allowed
 
 
@@ -185,7 +185,7 @@ def test_lists(lines: list[str], allowed: bool) -> None:
 
 
 @pytest.mark.parametrize("interrupted", [0, 1, 4])
-def test_a_signal_while_a_program_is_verified(
+def test_loading_a_program_is_retried_after_a_signal(
     monkeypatch: pytest.MonkeyPatch, interrupted: int
 ) -> None:
     answers = [OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))] * interrupted
@@ -199,7 +199,7 @@ def test_a_signal_while_a_program_is_verified(
     assert bpf.load_program(bytes(16), gpl=False, what="test") == 7
 
 
-def test_signals_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_program_fails_after_five_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def call(*words: object) -> int:

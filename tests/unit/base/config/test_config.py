@@ -94,7 +94,7 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.vectors("config", "config.load")
-def test_load(case: Case, tmp_path: Path) -> None:
+def test_config_loading_matches_the_shared_cases(case: Case, tmp_path: Path) -> None:
     file, release = tmp_path / "config.toml", tmp_path / "os-release"
     file.write_text(case["input"]["toml"])
     release.write_text(f'NAME=x\nID_LIKE="{" ".join(case["input"].get("id_like", []))}"\n')
@@ -110,7 +110,7 @@ def test_load(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("config", "config.valid")
-def test_valid(case: Case) -> None:
+def test_an_invalid_ldconfig_setting_is_an_error(case: Case) -> None:
     given = case["input"]
     text = f'nvidia-container-cli.ldconfig = "{given["ldconfig"]}"\n'
     if given["features.allow-ldconfig-from-container"]:
@@ -123,7 +123,7 @@ def test_valid(case: Case) -> None:
 # --- defaults and the commented file ---
 
 
-def test_an_empty_file_and_the_commented_one_are_the_default() -> None:
+def test_an_empty_file_and_the_commented_file_give_the_defaults() -> None:
     for text in ("", default_text()):
         assert settings(loads(text)) == settings(Config())
 
@@ -174,7 +174,7 @@ def test_every_attribute_has_a_key() -> None:
         ('nvidia-container-cli.root = "/n"\ngpuhook.driver-roots = ["acme=/a=b"]', ("/n", "/a=b")),
     ],
 )
-def test_driver_root_of_a_vendor(text: str, roots: tuple[str, str]) -> None:
+def test_the_most_specific_driver_root_setting_counts(text: str, roots: tuple[str, str]) -> None:
     config = loads(text)
     assert (config.driver_root_of("nvidia"), config.driver_root_of("acme")) == roots
 
@@ -196,7 +196,7 @@ def test_invalid_driver_settings_are_refused(text: str, words: str) -> None:
 # --- NVIDIA's file ---
 
 
-def test_nvidias_file_works_as_it_is() -> None:
+def test_a_config_file_of_nvidias_toolkit_is_read_unchanged() -> None:
     config = loads(NVIDIA_FILE)
     assert config.driver_root == "/run/nvidia/driver"
     assert config.ldconfig == "@/sbin/ldconfig.real"
@@ -213,7 +213,7 @@ def test_nvidias_file_works_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("word", "mode"), MODES.items())
-def test_modes(word: str, mode: str) -> None:
+def test_every_mode_name_is_accepted(word: str, mode: str) -> None:
     assert loads(f'[nvidia-container-runtime]\nmode = "{word}"').mode == mode
 
 
@@ -296,7 +296,9 @@ def test_dotted_keys_and_inline_tables_are_equivalent() -> None:
         ("log-level", "bogus", "log_level", "info"),
     ],
 )
-def test_words_that_nvidia_forgives(key: str, word: str, attribute: str, result: str) -> None:
+def test_invalid_values_that_nvidia_accepts_give_a_default_and_a_warning(
+    key: str, word: str, attribute: str, result: str
+) -> None:
     config = loads(f'nvidia-container-runtime.{key} = "{word}"')
     assert getattr(config, attribute) == result
     assert config.ignored[0][0] == f"nvidia-container-runtime.{key}"
@@ -332,7 +334,7 @@ def test_wrong_type_names_key_line_and_type(key: str, kind: str, value: str) -> 
 
 @pytest.mark.parametrize("table", ["nvidia-container-cli", "nvidia-container-runtime.modes.cdi"])
 @pytest.mark.parametrize("table_value", ["1", '"x"', "[]", "[{}]"])
-def test_table_that_is_none(table: str, table_value: str) -> None:
+def test_a_value_in_place_of_a_table_is_refused(table: str, table_value: str) -> None:
     with pytest.raises(ConfigError, match=f"line 2: {table} must be a table"):
         loads(f"\n{table} = {table_value}")
 
@@ -363,7 +365,7 @@ def test_table_that_is_none(table: str, table_value: str) -> None:
         ('gpuhook = {exclusive = ["nvidia.com/gpu"], mps = {devices = "0"}}', "one container"),
     ],
 )
-def test_wrong_value(text: str, problem: str) -> None:
+def test_an_invalid_value_is_refused_with_line_and_reason(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         loads(f"\n\n{text}\n")
     assert "line 3: " in caught.value.cause
@@ -407,12 +409,12 @@ def test_an_invalid_toml_error_names_the_line(text: str, line: int) -> None:
         "a = " + "9" * 100_000,
     ],
 )
-def test_text_made_to_break_parsers(text: str) -> None:
+def test_extremely_nested_or_long_toml_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not valid TOML"):
         loads(text)
 
 
-def test_huge_number_for_a_key() -> None:
+def test_a_huge_number_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be true or false, not 'int'"):
         loads("disable-require = 0x" + "f" * 20_000)
 
@@ -436,7 +438,9 @@ def test_without_the_default_file_there_are_defaults(monkeypatch: pytest.MonkeyP
     assert settings(config) == settings(Config())
 
 
-def test_file_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_named_by_the_environment_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "c.toml"
     file.write_text("disable-require = true")
     monkeypatch.setenv("GPUHOOK_CONFIG", str(file))
@@ -455,7 +459,7 @@ def test_named_file_must_exist(by_variable: bool, monkeypatch: pytest.MonkeyPatc
         load(None if by_variable else "/nonexistent.toml")
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     fifo, big, latin, link = (tmp_path / name for name in ("fifo", "big", "latin", "link"))
     os.mkfifo(fifo)
     big.write_bytes(b"#" * (MAX_BYTES + 1))
@@ -473,7 +477,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
             load(str(path))
 
 
-def test_largest_file_and_dev_null_are_fine(tmp_path: Path) -> None:
+def test_the_largest_allowed_file_and_dev_null_are_accepted(tmp_path: Path) -> None:
     big = tmp_path / "big"
     big.write_bytes(b"#" * MAX_BYTES)
     assert load(str(big)).mode == "hook"
@@ -538,7 +542,7 @@ def test_documentation_has_every_mode() -> None:
         ("", "b", None),
     ],
 )
-def test_line_of(text: str, key: str, line: int | None) -> None:
+def test_the_line_of_a_key_is_found(text: str, key: str, line: int | None) -> None:
     assert line_of(text, key) == line
 
 
@@ -578,7 +582,7 @@ def test_ldconfig_of_an_image_is_never_run() -> None:
         ("", ""),
     ],
 )
-def test_default_user(text: str, user: str, tmp_path: Path) -> None:
+def test_the_default_user_depends_on_the_distribution(text: str, user: str, tmp_path: Path) -> None:
     file = tmp_path / "os-release"
     file.write_text(text)
     assert default_user(str(file)) == user

@@ -92,7 +92,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.vectors("config", "config.set_flag")
-def test_set_flag(case: Case) -> None:
+def test_config_set_flags_match_the_shared_cases(case: Case) -> None:
     key, value = parse_assignment(case["input"]["set"], case["input"]["separator"])
     assert (key, value) == (case["expected"]["key"], case["expected"]["value"])
 
@@ -112,7 +112,7 @@ def test_set_flag(case: Case) -> None:
         ("gpuhook.nvml-timeout=1e1", 10.0),
     ],
 )
-def test_assignments(assignment: str, value: object) -> None:
+def test_valid_assignments_are_parsed(assignment: str, value: object) -> None:
     assert parse_assignment(assignment)[1] == value
 
 
@@ -125,7 +125,7 @@ def test_assignments(assignment: str, value: object) -> None:
         "disable-require=nil", "gpuhook.nvml-timeout=soon",
     ],
 )  # fmt: skip
-def test_refused_assignments(assignment: str) -> None:
+def test_invalid_assignments_are_refused(assignment: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_assignment(assignment)
     assert assignment.split("=", maxsplit=1)[0][:20] in caught.value.cause
@@ -151,7 +151,7 @@ def test_refused_assignments(assignment: str) -> None:
         ("nvidia-ctk.path", "nvidia-ctk.path would have no effect: "),
     ],
 )
-def test_misspelt_keys_are_answered(key: str, answer: str) -> None:
+def test_a_misspelt_key_gets_a_suggestion(key: str, answer: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_assignment(f"{key}=x")
     assert answer in str(caught.value)
@@ -168,7 +168,7 @@ def test_setting_each_key_leaves_other_keys_and_comments_unchanged(text: str, ke
 
 
 @pytest.mark.parametrize("key", ALL_KEYS)
-def test_the_commented_default_comes_to_life_in_its_place(key: str) -> None:
+def test_a_commented_default_is_set_in_place(key: str) -> None:
     before, after = DEFAULT.splitlines(), set_value(DEFAULT, key, sample(key)).splitlines()
     name = key.rpartition(".")[2]
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
@@ -177,11 +177,11 @@ def test_the_commented_default_comes_to_life_in_its_place(key: str) -> None:
     assert changed[0][1].startswith(f"{name} = ")
 
 
-def test_comment_behind_a_value_stays() -> None:
+def test_a_comment_after_a_value_is_kept() -> None:
     assert 'swarm-resource = "B"   # behind\n' in set_value(LIVE, "swarm-resource", "B")
 
 
-def test_key_is_written_below_its_header() -> None:
+def test_a_new_key_is_written_below_its_header() -> None:
     changed = set_value(LIVE, "nvidia-container-runtime.modes.cdi.default-kind", "a.b/c")
     assert '[nvidia-container-runtime.modes.cdi]\ndefault-kind = "a.b/c"\n# nothing' in changed
     changed = set_value(LIVE, "features.ignore-imex-channel-requests", True)
@@ -190,13 +190,13 @@ def test_key_is_written_below_its_header() -> None:
 
 @pytest.mark.parametrize("header", ["[gpuhook]", "[ gpuhook ] # ours"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_key_below_its_header_ends_as_that_does(header: str, end: str) -> None:
+def test_a_new_key_has_the_line_end_of_its_header(header: str, end: str) -> None:
     text = f"{header}{end}# kept{end}accept-annotations = true{end}"
     changed = set_value(text, "gpuhook.state-dir", "/a")
     assert changed == text.replace("# kept", f'state-dir = "/a"{end}# kept')
 
 
-def test_a_commented_key_of_another_section_is_not_taken() -> None:
+def test_a_commented_key_of_another_section_is_unchanged() -> None:
     text = '[nvidia-container-runtime]\n#debug = "x"\n[nvidia-container-cli]\n#debug = "y"\n'
     changed = set_value(text, "nvidia-container-cli.debug", "/z")
     assert changed == text.replace('#debug = "y"', 'debug = "/z"')
@@ -215,7 +215,7 @@ def test_a_commented_key_of_another_section_is_not_taken() -> None:
         "# no newline at the end",
     ],
 )
-def test_unusual_texts(text: str) -> None:
+def test_a_key_is_set_in_unusual_toml_layouts(text: str) -> None:
     changed = set_value(text, "nvidia-container-cli.root", "/new")
     expected = {**flatten(tomllib.loads(text)), "nvidia-container-cli.root": "/new"}
     assert flatten(tomllib.loads(changed)) == expected
@@ -228,7 +228,7 @@ def test_features_can_be_removed() -> None:
     assert set_value(LIVE, key, None) == LIVE
 
 
-def test_text_that_is_wrong_is_not_changed() -> None:
+def test_invalid_text_or_values_are_refused_by_set() -> None:
     with pytest.raises(ConfigError, match="not valid TOML"):
         set_value("a = ", "swarm-resource", "B")
     with pytest.raises(ConfigError, match="must be one of"):
@@ -238,7 +238,7 @@ def test_text_that_is_wrong_is_not_changed() -> None:
 
 
 @pytest.mark.vectors("config", "config.format")
-def test_comments_stay_as_they_were_written(case: Case) -> None:
+def test_comments_are_unchanged_by_set(case: Case) -> None:
     """NVIDIA's writer takes the blanks around a # away; ours touches no comment."""
     text = case["input"]["text"].replace("some\n", "a = 1\n").replace("other", "b = 2") + "\n"
     assert set_value(text, "disable-require", True) == f"disable-require = true\n{text}"
@@ -254,7 +254,7 @@ def test_set_creates_the_file_from_the_commented_default(tmp_path: Path) -> None
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
-def test_set_changes_several_or_none(file: Path) -> None:
+def test_set_changes_all_given_keys_or_none(file: Path) -> None:
     file.write_text(LIVE)
     wanted = ["nvidia-container-runtime.mode=spec", "nvidia-container-runtime.runtimes=crun"]
     assert run("set", "--config", str(file), *wanted).exit_code == 0
@@ -277,7 +277,7 @@ def test_set_keeps_a_byte_order_mark(file: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
-def test_a_byte_order_mark_of_another_encoding_is_named(file: Path, mark: bytes) -> None:
+def test_a_utf16_byte_order_mark_is_an_error(file: Path, mark: bytes) -> None:
     file.write_bytes(mark + LIVE.encode("utf-16-le"))
     before = file.read_bytes()
     for words in (("validate", str(file)), ("set", "--config", str(file), "disable-require")):
@@ -311,7 +311,7 @@ def test_set_dry_run_prints_and_writes_nothing(file: Path) -> None:
     assert not file.exists()
 
 
-def test_set_where_nothing_can_be_written() -> None:
+def test_set_fails_where_the_file_cannot_be_written() -> None:
     with pytest.raises(ConfigError, match="can't be written"):
         run("set", "--config", "/proc/config.toml", "disable-require")
     assert run("set", "--list-separator", "", "disable-require").exit_code == 2
@@ -321,7 +321,7 @@ def test_default_prints_the_commented_file() -> None:
     assert run("default").stdout == DEFAULT
 
 
-def test_show_prints_what_is_in_force(tmp_path: Path, file: Path) -> None:
+def test_show_prints_the_effective_settings(tmp_path: Path, file: Path) -> None:
     file.write_text(LIVE + "ignore-imex-channel-requests = true\n")
     result = run("show", "--config", str(file))
     assert result.stdout.startswith(f"# {file}\n")
@@ -335,7 +335,7 @@ def test_show_prints_what_is_in_force(tmp_path: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("by_argument", [True, False])
-def test_validate(by_argument: bool, file: Path) -> None:
+def test_validate_lists_all_errors_and_warnings(by_argument: bool, file: Path) -> None:
     where = [str(file)] if by_argument else ["--config", str(file)]
     file.write_text(LIVE)
     result = run("validate", *where)
@@ -349,7 +349,7 @@ def test_validate(by_argument: bool, file: Path) -> None:
         assert any(f"line {number}: " in line and key in line for line in errors)
 
 
-def test_validate_answers_misspelt_keys(tmp_path: Path) -> None:
+def test_validate_suggests_names_for_misspelt_keys(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("moed = 1\nquux = 1\n[nvidia-container-cli]\npath = 'x'\n")
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
@@ -360,7 +360,7 @@ def test_validate_answers_misspelt_keys(tmp_path: Path) -> None:
     assert "Did you mean" not in lines["nvidia-container-cli.path"]
 
 
-def test_validate_of_a_file_that_is_no_configuration(tmp_path: Path, file: Path) -> None:
+def test_validate_of_an_invalid_or_missing_file_fails(tmp_path: Path, file: Path) -> None:
     file.write_text("a =")
     with pytest.raises(ConfigError, match="line 1"):
         run("validate", str(file))
@@ -368,7 +368,7 @@ def test_validate_of_a_file_that_is_no_configuration(tmp_path: Path, file: Path)
         run("validate", str(tmp_path / "missing"))
 
 
-def test_validate_of_no_file_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_without_the_default_file_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuhook.tools.cli.config.DEFAULT_PATH", "/nonexistent/c.toml")
     result = run("validate")
     assert result.exit_code == 0
@@ -397,7 +397,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     assert file.read_text() == "new"
 
 
-def test_set_takes_every_line_of_show(tmp_path: Path) -> None:
+def test_set_accepts_every_line_printed_by_show(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('swarm-resource = "GPU"\n[gpuhook]\nexclusive = ["nvidia.com/gpu", "a.b/c"]\n')
     shown = CliRunner().invoke(cli, ["config", "show", "--config", str(file)]).stdout

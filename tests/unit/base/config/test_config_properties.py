@@ -58,7 +58,7 @@ def reference(text: str) -> Any:
 @example("[a]\n[a.b.c]\n[a.b]\n[a.b]")
 @example("[[a b]]\n")
 @example('a = ["a" "b"]\n')
-def test_quick_reader_says_what_tomllib_says_or_nothing(text: str) -> None:
+def test_the_quick_reader_agrees_with_tomllib_or_declines(text: str) -> None:
     found = source.read_plain(text)
     assert found is None or repr(found) == repr(reference(text))
 
@@ -77,7 +77,7 @@ KEY_LINES = st.tuples(
 
 @settings(max_examples=200)
 @given(st.one_of(TEXTS, st.lists(st.one_of(KEY_LINES, LINES)).map("\n".join)))
-def test_any_text_is_a_configuration_or_our_error(text: str) -> None:
+def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
     try:
         config = loads(text)
     except ConfigError as error:
@@ -93,7 +93,7 @@ def settings_of(config: Any) -> list[object]:
 
 
 @given(TEXTS, st.one_of(st.text(), st.sampled_from(sorted(KEYS))))
-def test_a_line_is_always_one_of_the_text(text: str, key: str) -> None:
+def test_a_reported_line_is_within_the_text(text: str, key: str) -> None:
     line = line_of(text, key)
     assert line is None or 1 <= line <= len(text.splitlines())
 

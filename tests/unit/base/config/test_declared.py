@@ -34,7 +34,7 @@ def other(**changes: str) -> str:
     return table
 
 
-def test_the_least_that_a_table_holds() -> None:
+def test_a_table_with_only_required_keys_is_accepted() -> None:
     [vendor] = loads(LEAST).vendors
     assert vendor.values().keys() == {"name", "title", "kind", "variable", "nodes"}
     assert (vendor.title, vendor.noun, vendor.numbers) == ("Maker", "device", "node")
@@ -51,7 +51,7 @@ def test_shown_vendor_tables_load_again_unchanged() -> None:
 
 
 @pytest.mark.parametrize("text", [LEAST, *declared_vendors.tables().values()])
-def test_tables_need_no_slow_reader(text: str) -> None:
+def test_vendor_tables_are_read_by_the_quick_reader(text: str) -> None:
     """With others before and behind, as in a whole file."""
     whole = f'[gpuhook]\nroot = "/x"\n{text}[features]\n{other()}'
     assert source.read_plain(whole) is not None
@@ -129,7 +129,7 @@ def test_a_missing_required_vendor_key_is_refused(key: str) -> None:
     ("key", "value"),
     [("name", '"maker"'), ("kind", '"maker.com/npu"'), ("variable", '"MAKER_VISIBLE_DEVICES"')],
 )
-def test_two_vendors_differ(key: str, value: str) -> None:
+def test_two_vendors_with_the_same_name_kind_or_variable_are_refused(key: str, value: str) -> None:
     assert len(loads(LEAST + other()).vendors) == 2
     with pytest.raises(
         ConfigError, match=f"{key} is {value.replace(chr(34), chr(39))}, as in another"
@@ -164,7 +164,7 @@ def test_the_name_or_kind_of_a_built_in_vendor_cannot_be_declared(
     assert f"{word} is NVIDIA's already" in done.stderr
 
 
-def test_validate_names_the_line(tmp_path: Path) -> None:
+def test_validate_reports_the_line_of_an_unknown_vendor_key(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(LEAST + 'librarys = ["libmaker.so"]\n')
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])

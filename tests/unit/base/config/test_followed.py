@@ -47,7 +47,7 @@ def test_a_changed_config_file_is_read_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["writing", "renaming"])
-def test_two_changes_at_once(path: Path, by: str) -> None:
+def test_a_second_change_with_equal_time_and_size_is_noticed(path: Path, by: str) -> None:
     """The second has the first one's time and length where the clock is coarse."""
     found = Followed(str(path))
     for word in ("true ", "false", "true "):
@@ -63,7 +63,9 @@ def test_two_changes_at_once(path: Path, by: str) -> None:
         assert found.config.accept_envvar_unprivileged == (word == "true ")
 
 
-def test_a_file_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_created_or_removed_file_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "config.toml"
     monkeypatch.setattr("gpuhook.base.config.loader.DEFAULT_PATH", str(place))
     monkeypatch.setattr(following, "DEFAULT_PATH", str(place))
@@ -78,7 +80,7 @@ def test_a_file_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("text", ["[gpuhook\n", "[gpuhook]\nnvml-timeout = 'soon'\n", "\xff"])
-def test_a_file_that_cannot_be_read(path: Path, text: str) -> None:
+def test_an_unreadable_file_keeps_the_previous_settings(path: Path, text: str) -> None:
     """It is an error each time, or said once where what was read before still counts."""
     path.write_text(OFF)
     found, said = Followed(str(path)), list[str]()
@@ -98,7 +100,7 @@ def test_a_file_that_cannot_be_read(path: Path, text: str) -> None:
     assert len(said) == 2
 
 
-def test_the_same_text_is_no_change(path: Path) -> None:
+def test_a_rewritten_file_with_equal_text_is_not_a_change(path: Path) -> None:
     found = Followed(str(path))
     path.write_text("")
     os.utime(path)
@@ -121,7 +123,7 @@ start_again()
 """
 
 
-def test_a_service_starts_again_as_it_was_started() -> None:
+def test_a_service_restarts_with_its_arguments_and_unblocked_signals() -> None:
     """With its words, and so that it can be told to stop at any time."""
     words = [sys.executable, "-c", AGAIN, "--interval", "a b"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -284,7 +286,9 @@ SERVICES = {
     only="each_service and metrics",
 )
 @pytest.mark.parametrize("name", [*SERVICES])
-def test_each_service_follows(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_service_follows_changed_settings(
+    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def change() -> None:
         path.write_text(OFF)
 
@@ -292,7 +296,7 @@ def test_each_service_follows(name: str, path: Path, monkeypatch: pytest.MonkeyP
     assert not found.accept_envvar_unprivileged
 
 
-def test_no_service_is_forgotten() -> None:
+def test_every_long_running_command_follows_its_configuration() -> None:
     """Each command that runs until it is told to stop."""
     package = Path(gpuhook.__file__).parent
     modules = [*package.glob("tools/cli/[a-z]*.py"), *package.glob("*/commands/[a-z]*.py")]

@@ -22,7 +22,7 @@ OWNER = (4242, 4242)
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
 @pytest.mark.parametrize("kind", ["file", "link"])
-def test_nothing_but_what_was_made_is_given_away(
+def test_only_the_created_entry_is_given_to_the_folders_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The folder's owner puts a further name of a file of root's in its place."""

@@ -36,7 +36,7 @@ def make(root: Path, link: str, target: str) -> bool:
 
 
 @pytest.mark.vectors("create_symlinks", "create_symlinks")
-def test_links_in_a_container(case: Case, tmp_path: Path) -> None:
+def test_links_are_created_inside_the_container_root(case: Case, tmp_path: Path) -> None:
     root = tmp_path / "root"
     lay_out(root, case["input"]["container_links"])
     make(root, case["input"]["link"], case["input"]["target"])
@@ -45,7 +45,7 @@ def test_links_in_a_container(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("create_symlinks", "create_symlinks.exists")
-def test_a_link_that_is_there_already_stays(case: Case, tmp_path: Path) -> None:
+def test_an_existing_link_is_unchanged(case: Case, tmp_path: Path) -> None:
     lay_out(tmp_path, case["input"]["links"])
     link, target = case["input"]["link"], case["input"]["target"]
     assert make(tmp_path, link, target) is not case["expected"]["exists"]

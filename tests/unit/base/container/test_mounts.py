@@ -66,14 +66,16 @@ def boundary(
         (999, False, False),
     ],
 )
-def test_verdicts(boundary: mounts.Boundary, mount: int, own: bool, shared: bool) -> None:
+def test_verdicts_tell_own_from_shared_mounts(
+    boundary: mounts.Boundary, mount: int, own: bool, shared: bool
+) -> None:
     verdict = boundary.verdict(mount)
     assert (verdict.own, verdict.shared) == (own, shared)
     assert boundary.verdict(mount) is verdict
     boundary.close()
 
 
-def test_mounts_made_meanwhile_are_seen(boundary: mounts.Boundary, tmp_path: Path) -> None:
+def test_mounts_made_later_are_noticed(boundary: mounts.Boundary, tmp_path: Path) -> None:
     assert not boundary.verdict(300).own
     assert boundary.verdict(190).own
     with (tmp_path / "mountinfo").open("a") as table:
@@ -103,7 +105,7 @@ APPTAINER = """\
         ([], True, {190}),  # nothing is known of the host
     ],
 )
-def test_filesystem_that_the_root_is_mounted_on(
+def test_the_roots_filesystem_is_own_unless_mounted_elsewhere(
     boundary: mounts.Boundary,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -120,7 +122,7 @@ def test_filesystem_that_the_root_is_mounted_on(
     boundary.close()
 
 
-def test_root_of_a_mount() -> None:
+def test_the_root_of_a_mount_is_recognized() -> None:
     for path, expected in (("/proc", True), ("/proc/self", False), ("/", False)):
         folder = os.open(path, os.O_PATH)
         assert mounts.is_mount(folder) == expected
@@ -138,7 +140,7 @@ def test_mounts_below_a_mount_are_found_in_any_table_order() -> None:
         assert {mount.id for mount in mounts.outside(table, b"190")} == {b"124", b"125"}
 
 
-def test_the_id_of_a_real_mount() -> None:
+def test_a_mount_id_matches_fdinfo() -> None:
     """As the kernel tells it in another way, too."""
     fd = os.open("/proc", os.O_PATH)
     try:
@@ -169,7 +171,7 @@ FOLDER = """\
         (195, False, False),  # mounted beside the folder, too
     ],
 )
-def test_a_folder_that_is_no_containers(
+def test_mounts_below_a_plain_folder_are_own_unless_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: int, own: bool, shared: bool
 ) -> None:
     (tmp_path / "mountinfo").write_text(FOLDER)

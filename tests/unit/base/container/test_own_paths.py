@@ -49,18 +49,18 @@ def test_untrusted_paths_and_links_are_refused(host: Rootfs, path: str) -> None:
     "driver-link", "what is mounted of a driver is no link", instead="if everybodys:"
 )
 @pytest.mark.parametrize("path", ["/tmp/file", "/usr/lib/out", "/lib/out", "/tmp/nowhere"])
-def test_links_to_what_is_not_own_are_refused(host: Rootfs, path: str) -> None:
+def test_links_to_untrusted_paths_are_refused(host: Rootfs, path: str) -> None:
     with pytest.raises(UntrustedPathError):
         host.own_path(path)
 
 
 @pytest.mark.parametrize("path", ["/lib/file", "/usr/nowhere", "/usr/lib/file/below"])
-def test_links_on_the_way_and_what_is_not_there(host: Rootfs, path: str) -> None:
+def test_intermediate_links_and_missing_paths_are_errors(host: Rootfs, path: str) -> None:
     with pytest.raises(OSError, match=r"Not a directory|No such file"):
         host.open_own(path)
 
 
-def test_another_users_folder(host: Rootfs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_refused(host: Rootfs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rootfs, "is_own", lambda _: False)
     for ask in (host.open_own, host.own_path):
         with pytest.raises(UntrustedPathError, match="it belongs to user"):
@@ -76,7 +76,7 @@ def test_a_world_writable_root_is_refused(tmp_path: Path) -> None:
                 ask("/file")
 
 
-def test_a_socket_and_what_is_none(host: Rootfs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_trusted_socket_is_opened(host: Rootfs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(f"{host.path}/run/daemon")
     with socket.socket(socket.AF_UNIX) as mine:
         mine.bind("socket")
@@ -94,7 +94,9 @@ def test_a_socket_and_what_is_none(host: Rootfs, monkeypatch: pytest.MonkeyPatch
         host.open_socket("/run/daemon/socket")
 
 
-def test_sockets_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_is_found_in_nested_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path / "1/2/3"
     deep.mkdir(parents=True)
     for number in range(20):

@@ -47,7 +47,7 @@ def test_each_placeholder_is_a_separate_file(container: Container, root: Path) -
     assert [path.read_text() for path in made] == names
 
 
-def test_the_images_own_files_are_used_as_they_are(container: Container, root: Path) -> None:
+def test_existing_files_of_the_image_are_used_unchanged(container: Container, root: Path) -> None:
     (root / "usr/lib/b").write_text("the image's")
     (root / "usr/lib/c").symlink_to("b")
     make(container, "a", "b", "c", "d")

@@ -77,20 +77,20 @@ def test_missing_and_unresolvable_paths_read_as_empty(root: Rootfs, by: str, pat
     assert root.list_folder(path) == []
 
 
-def test_folders(root: Rootfs, by: str) -> None:
+def test_folders_are_listed_and_opened_once(root: Rootfs, by: str) -> None:
     assert root.list_folder("/lib") == ["library"]
     assert "usr" in root.list_folder("/")
     assert root.list_folder("/lib/library") == []
     assert root.folder("/lib") == root.folder("/lib"), "one descriptor is enough"
 
 
-def test_real_path(root: Rootfs, by: str) -> None:
+def test_real_paths_are_resolved_below_the_root(root: Rootfs, by: str) -> None:
     assert root.real_path("/lib/library") == "/usr/lib/library"
     assert root.real_path("/outside") == "/usr/lib/library"
     assert root.real_path("/") == "/"
 
 
-def test_files_longer_than_wanted(root: Rootfs, by: str) -> None:
+def test_a_file_longer_than_the_limit_is_refused(root: Rootfs, by: str) -> None:
     with pytest.raises(OSError, match="more than 3 bytes") as caught:
         root.read_file("/lib/library", 3)
     assert caught.value.errno == errno.EFBIG
@@ -119,7 +119,7 @@ def test_a_path_that_is_no_regular_file_is_never_opened(
     assert opened.is_set(), "a reader would have been noticed"
 
 
-def test_a_root_that_is_none(tmp_path: Path) -> None:
+def test_a_root_that_is_not_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, error in (("file", NotADirectoryError), ("nothing", FileNotFoundError)):
         with pytest.raises(error):

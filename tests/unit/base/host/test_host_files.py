@@ -48,7 +48,7 @@ def test_a_path_that_is_no_regular_file_is_refused_without_waiting(
     assert caught.value.errno in (errno.EINVAL, errno.ENXIO)
 
 
-def test_a_name_that_is_none_is_refused_like_a_missing_file() -> None:
+def test_a_name_with_a_null_byte_is_an_os_error() -> None:
     with pytest.raises(OSError, match="null"):
         host_files.read("/etc/\0")
 
@@ -58,7 +58,7 @@ def test_a_name_that_is_none_is_refused_like_a_missing_file() -> None:
     "other users: files are read with a bound",
     instead="while piece := os.read(fd, _PIECE):",
 )
-def test_a_file_is_read_as_far_as_it_may(tmp_path: Path) -> None:
+def test_a_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 200_000)
     assert len(host_files.read(str(path), 200_000)) == 200_000
@@ -115,7 +115,7 @@ def test_a_replaced_file_keeps_its_access_control_list(tmp_path: Path) -> None:
     assert (path.read_text(), os.getxattr(path, ACCESS)) == ("new", LIST)
 
 
-def test_a_replaced_file_gets_no_list_from_its_folder(tmp_path: Path) -> None:
+def test_a_replaced_file_inherits_no_access_control_list(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     path.chmod(0o640)
@@ -125,7 +125,7 @@ def test_a_replaced_file_gets_no_list_from_its_folder(tmp_path: Path) -> None:
     assert os.listxattr(path) == []
 
 
-def test_a_mode_that_is_given_is_all_there_is(tmp_path: Path) -> None:
+def test_a_given_mode_removes_the_access_control_list(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     _set(path, ACCESS)
@@ -140,7 +140,7 @@ def test_a_mode_that_is_given_is_all_there_is(tmp_path: Path) -> None:
     instead="_NEW = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC",
 )
 @pytest.mark.parametrize("kind", ["pipe", "link", "hard link", "folder"])
-def test_a_private_file_is_not_made_through_what_is_there(tmp_path: Path, kind: str) -> None:
+def test_a_private_file_is_not_written_through_an_existing_entry(tmp_path: Path, kind: str) -> None:
     path, other = tmp_path / "report", tmp_path / "other"
     other.write_text("other")
     if kind == "link":
@@ -186,7 +186,7 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
         ("open-too", "open-too, which every user may change"),
     ],
 )
-def test_a_way_that_others_may_change(tmp_path: Path, path: str, why: str) -> None:
+def test_a_path_that_others_can_change_is_detected(tmp_path: Path, path: str, why: str) -> None:
     for name, mode in (("own", 0o755), ("open", 0o777), ("sticky", 0o1777), ("open-too", 0o707)):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(mode)
@@ -263,7 +263,7 @@ def test_files_writable_by_others_are_refused_even_if_swapped_in(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize(("mode", "owner"), [(0o755, 1000), (0o775, 1000), (0o1777, 0)])
-def test_an_administrators_choice_of_owner_is_kept(tmp_path: Path, mode: int, owner: int) -> None:
+def test_the_owner_of_a_replaced_file_is_kept(tmp_path: Path, mode: int, owner: int) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     folder.chmod(mode)

@@ -147,7 +147,7 @@ def test_lock_files_cannot_be_opened_by_other_users(
     assert not any(mode & 0o077 for mode in modes), [*map(oct, modes)]
 
 
-def test_every_lock_is_looked_at() -> None:
+def test_every_use_of_a_lock_is_reviewed() -> None:
     source = Path(gpuhook.__file__).parent
     found = {
         str(path.relative_to(source))

@@ -32,13 +32,13 @@ def child() -> Iterator[int]:
         pass
 
 
-def test_a_child_gets_a_signal(child: int) -> None:
+def test_a_signal_reaches_a_running_child_only(child: int) -> None:
     assert signals.send_to_child(child, signal.SIGTERM)
     assert os.waitpid(child, 0)[1] == signal.SIGTERM
     assert not signals.send_to_child(child, signal.SIGTERM)
 
 
-def test_a_child_that_has_ended_keeps_its_number(child: int) -> None:
+def test_an_unreaped_child_still_exists_and_accepts_signals(child: int) -> None:
     signals.send_to_child(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert signals.exists(child)
@@ -83,7 +83,7 @@ def test_unused_process_numbers_do_not_exist_and_get_no_signal() -> None:
     assert signals.exists(os.getpid())
 
 
-def test_ourselves() -> None:
+def test_a_signal_to_this_process_is_delivered() -> None:
     got = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
     try:

@@ -49,14 +49,14 @@ def readelf(paths: list[str]) -> dict[str, tuple[str | None, tuple[str, ...]]]:
 
 
 @pytest.mark.skipif(not shutil.which("readelf"), reason="compares with binutils' readelf")
-def test_real_libraries_say_what_readelf_says() -> None:
+def test_real_libraries_are_read_as_by_readelf() -> None:
     paths = real_libraries()
     assert len(paths) > 20
     every = ((path, read_path(path)) for path in paths)
     assert {path: (found.soname, found.needed) for path, found in every} == readelf(paths)
 
 
-def test_a_library_costs_a_few_small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_is_read_with_few_small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     paths, sizes, pread = real_libraries(), list[int](), os.pread
 
     def counted(fd: int, size: int, offset: int) -> bytes:
@@ -73,7 +73,9 @@ def test_a_library_costs_a_few_small_reads(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("bits", [32, 64])
-def test_every_class_and_byte_order(library: LibraryBuilder, bits: int, order: str) -> None:
+def test_every_elf_class_and_byte_order_is_read(
+    library: LibraryBuilder, bits: int, order: str
+) -> None:
     note = struct.pack(order + "III", 19, 4, 1) + b"NVIDIA Corporation\0\0{}  "
     data = library(
         "libcuda.so.1",
@@ -94,14 +96,14 @@ def test_every_class_and_byte_order(library: LibraryBuilder, bits: int, order: s
     assert elf.section(data, b".absent") is None
 
 
-def test_no_soname_no_sections(library: LibraryBuilder) -> None:
+def test_a_library_without_soname_and_sections_is_read(library: LibraryBuilder) -> None:
     data = library()
     assert elf.read(data).soname is None
     assert elf.read(data).needed == ()
     assert elf.section(data, NOTE) is None
 
 
-def test_second_note_of_a_section(library: LibraryBuilder) -> None:
+def test_the_second_note_of_a_section_is_found(library: LibraryBuilder) -> None:
     notes = b"".join(
         struct.pack("<III", len(owner), len(text), 1)
         + owner
@@ -116,7 +118,7 @@ def test_second_note_of_a_section(library: LibraryBuilder) -> None:
     assert elf.note(short, NOTE, b"NVIDIA Corporation") == b'{"Format'
 
 
-def test_many_sections_are_counted_in_the_first_header(library: LibraryBuilder) -> None:
+def test_an_extended_section_count_is_read_from_the_first_header(library: LibraryBuilder) -> None:
     data = bytearray(library(sections={".a": b"1", ".b": b"2"}))
     table = struct.unpack_from("<Q", data, 40)[0]
     struct.pack_into("<HH", data, 60, 0, elf.SHN_XINDEX)
@@ -140,7 +142,7 @@ def test_a_file_that_is_no_valid_elf_is_refused(content: bytes, message: str) ->
         elf.read(content, "/usr/lib/libx.so")
 
 
-def test_a_program_is_no_library() -> None:
+def test_a_program_is_refused_as_a_library() -> None:
     data = bytearray(b"\x7fELF\x02\x01" + bytes(58))
     struct.pack_into("<HH", data, 16, 2, 62)
     with pytest.raises(ElfError, match="is not a shared library"):
@@ -166,7 +168,7 @@ def forge(data: bytes, offset: int, layout: str, value: int) -> bytes:
         (176 + 8, "Q", 1 << 33, "outside its string table"),
     ],
 )
-def test_forged_numbers(
+def test_forged_header_numbers_are_refused(
     library: LibraryBuilder, offset: int, layout: str, value: int, message: str
 ) -> None:
     with pytest.raises(ElfError, match=message):
@@ -177,7 +179,7 @@ def test_forged_numbers(
     ("at", "layout", "value", "message"),
     [(32, "Q", 1 << 40, "impossible size"), (24, "Q", 1 << 40, "cut short")],
 )
-def test_forged_section(
+def test_a_forged_section_is_refused(
     library: LibraryBuilder, at: int, layout: str, value: int, message: str
 ) -> None:
     data = library(sections={".a": b"text"})
@@ -186,7 +188,7 @@ def test_forged_section(
         elf.section(forge(data, table + 64 + at, layout, value), b".a")
 
 
-def test_forged_section_count(library: LibraryBuilder) -> None:
+def test_a_forged_section_count_is_refused(library: LibraryBuilder) -> None:
     data = forge(library(sections={".a": b""}), 60, "H", 0)
     table = struct.unpack_from("<Q", data, 40)[0]
     with pytest.raises(ElfError, match="impossible number of section headers"):
@@ -204,7 +206,7 @@ def test_a_pipe_is_refused() -> None:
 
 
 @given(st.binary(max_size=400))
-def test_arbitrary_bytes_fail_only_with_our_error(tail: bytes) -> None:
+def test_arbitrary_bytes_raise_only_elf_errors(tail: bytes) -> None:
     for data in (tail, b"\x7fELF\x02\x01" + tail, b"\x7fELF\x01\x02" + tail):
         with suppress(ElfError):
             elf.read(data)
@@ -213,7 +215,7 @@ def test_arbitrary_bytes_fail_only_with_our_error(tail: bytes) -> None:
 
 
 @given(st.data())
-def test_mutated_libraries_fail_only_with_our_error(
+def test_mutated_libraries_raise_only_elf_errors(
     library: LibraryBuilder, data: st.DataObject
 ) -> None:
     bits = data.draw(st.sampled_from([32, 64]))

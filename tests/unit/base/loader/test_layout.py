@@ -27,7 +27,7 @@ MULTIARCH = DEBIAN.libraries
         ([f"/lib/ld-musl-{MACHINE}.so.1", "/usr/lib64/x"], {}, "/usr/lib64"),
     ],
 )
-def test_library_folder(
+def test_the_library_folder_of_an_image_is_found(
     tmp_path: Path, files: list[str], links: dict[str, str], expected: str
 ) -> None:
     for name, target in links.items():
@@ -51,7 +51,7 @@ def test_library_folder(
         (["usr/lib64"], {}, "/usr/lib32"),
     ],
 )
-def test_folder_of_32_bit_libraries(
+def test_the_folder_of_32_bit_libraries_is_found(
     tmp_path: Path, folders: list[str], links: dict[str, str], expected: str
 ) -> None:
     for name in folders:
@@ -68,7 +68,7 @@ def test_folder_of_32_bit_libraries(
 LibraryBuilder = Callable[..., bytes]
 
 
-def test_highest_version_wins_as_numbers() -> None:
+def test_the_numerically_highest_version_wins() -> None:
     libraries: list[tuple[str, str | None]] = [
         ("libcuda.so.99.9", "libcuda.so.1"),
         ("libcuda.so.535.54", "libcuda.so.1"),
@@ -87,7 +87,7 @@ def test_a_soname_that_is_a_path_makes_no_link(soname: str) -> None:
     assert layout.cache_entries("/usr/lib", [("libx.so.1.0", soname)], 0x303) == []
 
 
-def test_a_file_keeps_its_name() -> None:
+def test_a_file_named_like_its_soname_is_not_replaced_by_a_link() -> None:
     libraries = [("libx.so.1", "libx.so.1"), ("libx.so.1.5", "libx.so.1")]
     assert layout.links(libraries) == {}
     assert layout.cache_entries("/l", libraries, 3) == [("libx.so.1", "/l/libx.so.1", 3)]
@@ -100,7 +100,7 @@ def test_names_that_ldconfig_ignores_are_not_library_names() -> None:
     assert layout.winners([("nvidia_drv.so", "nvidia_drv.so"), ("x", "libx.so.1")]) == {}
 
 
-def test_development_links() -> None:
+def test_development_links_of_known_libraries_get_cache_entries() -> None:
     libraries = [("libcuda.so.535.1", "libcuda.so.1"), ("libGLX_nvidia.so.5", "libGLX_nvidia.so.0")]
     links = ["libcuda.so", "libGLX_indirect.so.0", "libother.so"]
     keys = [key for key, _path, _flags in layout.cache_entries("/l", libraries, 3, links)]

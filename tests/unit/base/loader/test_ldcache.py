@@ -197,7 +197,7 @@ def add_driver(folder: Path, built: Callable[[str | None], bytes]) -> None:
 
 
 @pytest.mark.parametrize("form", ["new", "compat", "old"])
-def test_merging_gives_what_ldconfig_gives(
+def test_merging_gives_the_same_cache_as_ldconfig(
     root: Path, library: LibraryBuilder, tmp_path: Path, form: str
 ) -> None:
     image = ldconfig(root, "-c", form)
@@ -220,7 +220,7 @@ def test_merging_gives_what_ldconfig_gives(
     assert made == layout.links(DRIVER_FILES)
 
 
-def test_libraries_in_a_folder_of_the_image(
+def test_merging_libraries_in_an_image_folder_matches_ldconfig(
     root: Path, library: LibraryBuilder, tmp_path: Path
 ) -> None:
     image = ldconfig(root)
@@ -230,7 +230,7 @@ def test_libraries_in_a_folder_of_the_image(
     assert listing(ldcache.merge(image, entries), tmp_path) == listing(ldconfig(root), tmp_path)
 
 
-def test_a_compat_cache_holds_what_the_new_one_holds(root: Path) -> None:
+def test_a_compat_cache_has_the_entries_of_a_new_one(root: Path) -> None:
     new, compat = (ldcache.parse(ldconfig(root, "-c", form)) for form in ("new", "compat"))
     assert new.entries == compat.entries
     assert new.hwcaps == compat.hwcaps == ("x86-64-v2",)
@@ -238,7 +238,7 @@ def test_a_compat_cache_holds_what_the_new_one_holds(root: Path) -> None:
     assert [entry.hwcap >> 62 for entry in hwcaps] == [1]
 
 
-def test_processor_folders_and_generator_survive(root: Path) -> None:
+def test_hwcaps_folders_and_generator_are_kept_by_merging(root: Path) -> None:
     image = ldconfig(root)
     before, after = (
         ldcache.parse(data) for data in (image, ldcache.merge(image, additions(["libcuda.so.1"])))
@@ -249,7 +249,7 @@ def test_processor_folders_and_generator_survive(root: Path) -> None:
     assert after.generator.startswith("ldconfig (")
 
 
-def test_the_driver_comes_first(root: Path) -> None:
+def test_added_driver_libraries_come_first(root: Path) -> None:
     image = ldconfig(root)
     name = "libnvidia-ml.so.1"
     assert loader_search(image, name, own.FLAGS) == f"{FOLDER}/{name}"
@@ -259,7 +259,7 @@ def test_the_driver_comes_first(root: Path) -> None:
     assert values == [f"/opt/gpu/{name}", f"{FOLDER}/{name}"]
 
 
-def test_the_first_of_equal_additions_wins() -> None:
+def test_equal_additions_keep_their_order_without_duplicates() -> None:
     both = [("libcuda.so.1", f"/opt/{n}/libcuda.so.1", own.FLAGS) for n in ("compat", "gpu", "gpu")]
     merged = ldcache.merge(None, both)
     values = [entry.value for entry in ldcache.parse(merged).entries]
@@ -287,7 +287,7 @@ def test_merging_into_a_missing_cache_lists_only_driver_libraries(
 
 
 @given(st.permutations(range(40)))
-def test_ours_are_found_in_an_image_whose_cache_is_out_of_order(order: list[int]) -> None:
+def test_added_libraries_are_found_in_an_unsorted_cache(order: list[int]) -> None:
     image = ldcache.merge(None, additions([f"lib{n:02}.so" for n in order], "/a"))
     start, end = ldcache.NEW_HEADER_SIZE, ldcache.NEW_HEADER_SIZE + 40 * ldcache.NEW_ENTRY_SIZE
     lines = [image[at : at + 24] for at in range(start, end, 24)]
@@ -303,7 +303,7 @@ def test_ours_are_found_in_an_image_whose_cache_is_out_of_order(order: list[int]
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000])
-def test_a_name_that_no_cache_can_hold(name: str) -> None:
+def test_an_unwritable_name_or_path_is_refused(name: str) -> None:
     with pytest.raises(LdCacheError, match="can't be written"):
         ldcache.merge(None, [("libcuda.so.1", name, own.FLAGS)])
     with pytest.raises(LdCacheError, match="can't be written"):
@@ -351,7 +351,7 @@ EXTENSION = struct.unpack_from("=I", damaged(0, "0s", b""), 32)[0]  # type: igno
         (b"glibc-ld.so.cache1.1" + bytes(5 << 20), "it has 5242900 bytes"),
     ],
 )
-def test_damage_is_named(data: bytes, message: str) -> None:
+def test_a_damaged_cache_is_refused_with_the_reason(data: bytes, message: str) -> None:
     with pytest.raises(LdCacheError, match=message) as caught:
         ldcache.parse(data, "/image/etc/ld.so.cache")
     assert caught.value.cause.startswith("/image/etc/ld.so.cache ")
@@ -373,7 +373,7 @@ def costly(count: int) -> bytes:
     return b"".join((struct.pack(NEW_HEADER, *fields), entries, *chunks))
 
 
-def test_a_cache_made_to_be_slow_is_not() -> None:
+def test_a_cache_made_for_slow_comparison_is_merged_fast() -> None:
     data = costly(ldcache.MAX_ENTRIES)
     names = [f"a{n}a{n}.so" for n in range(60)]
 
@@ -386,12 +386,12 @@ def test_a_cache_made_to_be_slow_is_not() -> None:
     assert of_this_process(read) < 40 * least
 
 
-def test_too_many_libraries() -> None:
+def test_a_cache_with_too_many_entries_is_refused() -> None:
     with pytest.raises(LdCacheError, match="it has 20001 entries"):
         ldcache.parse(costly(ldcache.MAX_ENTRIES + 1))
 
 
-def test_a_key_that_no_file_can_have() -> None:
+def test_a_key_longer_than_a_file_name_is_refused() -> None:
     cache = ldcache.merge(None, additions(["libcuda.so.1"], "/" + "x" * 400))
     data = bytearray(cache)
     struct.pack_into("=I", data, 48 + 4, struct.unpack_from("=I", data, 48 + 8)[0])
@@ -410,7 +410,7 @@ def survive(data: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_arbitrary_bytes(tail: bytes) -> None:
+def test_arbitrary_cache_bytes_cause_no_crash(tail: bytes) -> None:
     old = b"ld.so-1.7.0\0" + struct.pack("=I", len(tail) // 24)
     new = struct.pack(
         "=20sIIB3xI12x", b"glibc-ld.so.cache1.1", len(tail) // 48, len(tail) // 4, 2, 0
@@ -433,7 +433,7 @@ def real_caches() -> list[bytes]:
 
 
 @given(st.data())
-def test_mutated_caches(real_caches: list[bytes], data: st.DataObject) -> None:
+def test_mutated_caches_cause_no_crash(real_caches: list[bytes], data: st.DataObject) -> None:
     cache = bytearray(data.draw(st.sampled_from(real_caches)))
     places = st.one_of(st.integers(0, 80), st.integers(0, len(cache) - 1))
     changes = st.tuples(places, st.integers(0, 255))
@@ -453,7 +453,7 @@ words = st.one_of(
 
 
 @given(words, words)
-def test_keys_compare_as_the_loader_compares(one: str, two: str) -> None:
+def test_keys_are_compared_as_by_the_loader(one: str, two: str) -> None:
     a, b = (ldcache.order_key(os.fsencode(name)) for name in (one, two))
     wanted = loader_compare(one, two)
     assert ((a > b) - (a < b)) == (wanted > 0) - (wanted < 0)
@@ -471,11 +471,11 @@ def test_keys_compare_as_the_loader_compares(one: str, two: str) -> None:
         ("libcuda.so.535.54", "libcuda.so.535.309.01"),
     ],
 )
-def test_order_of_names(low: str, high: str) -> None:
+def test_names_are_ordered_as_by_the_loader(low: str, high: str) -> None:
     assert ldcache.order_key(low.encode()) < ldcache.order_key(high.encode())
 
 
-def test_equal_but_for_leading_zeros() -> None:
+def test_leading_zeros_do_not_change_the_order() -> None:
     assert ldcache.order_key(b"lib01.so") == ldcache.order_key(b"lib1.so")
 
 

@@ -26,13 +26,13 @@ OBJECT = st.dictionaries(st.text(), JSON, max_size=5)
 
 
 @given(JSON)
-def test_reads_what_json_writes(value: object) -> None:
+def test_json_written_by_the_standard_library_is_read(value: object) -> None:
     assert jsontext.loads(json.dumps(value)) == value
     assert jsontext.loads(json.dumps(value, indent=2)) == value
 
 
 @given(JSON)
-def test_writes_what_json_reads(value: object) -> None:
+def test_written_json_is_read_by_the_standard_library(value: object) -> None:
     assert json.loads(jsontext.dumps(value)) == value
 
 
@@ -52,12 +52,12 @@ def test_any_text_is_read_or_refused_with_value_error(text: str) -> None:
         "[" * 200_000,
     ],
 )  # fmt: skip
-def test_refuses_broken_text(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         jsontext.loads(text)
 
 
-def test_a_number_too_large_stays_one() -> None:
+def test_a_number_out_of_range_is_kept() -> None:
     assert jsontext.dumps(jsontext.loads("[1e999, -1e999]")) == "[1e999,-1e999]"
 
 
@@ -68,7 +68,7 @@ def test_reads_integers_of_any_length() -> None:
         jsontext.loads(f"[1, {'9' * 5000},,]")
 
 
-def test_an_interpreter_without_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_json_accelerator_results_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "_json", None)
     made = importlib.util.spec_from_file_location("slow_jsontext", jsontext.__file__)
     assert made is not None
@@ -100,7 +100,7 @@ def test_append_touches_one_place(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', '{"a": {"b": {}}}', "[]", '{"a": {"b": "x"}}'])
-def test_append_refuses_another_shape(text: str) -> None:
+def test_append_to_another_type_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         jsontext.append_to_list(text, ("a", "b"), ["1"])
 
@@ -134,7 +134,7 @@ def test_put_touches_one_place(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '{"x":[]}', '{"x":1}', "1"])
-def test_put_refuses_another_shape(text: str) -> None:
+def test_put_into_another_type_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         jsontext.put(text, ("x", "y"), "2")
 
@@ -155,7 +155,7 @@ def test_put_sets_the_value_and_changes_nothing_else(
     assert inner == {**outer, path[-1]: [7]}
 
 
-def test_items_keep_their_text() -> None:
+def test_items_are_returned_with_their_original_text() -> None:
     assert jsontext.items('{"a": [ 1.50, {"b" :1} ,"\\u0041" ]}', ("a",)) == [
         "1.50", '{"b" :1}', '"\\u0041"',
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_items_keep_their_text() -> None:
         jsontext.items('{"a":1}', ("a",))
 
 
-def test_dumps_refuses_what_is_no_json() -> None:
+def test_dumps_refuses_values_that_are_not_json() -> None:
     with pytest.raises(TypeError):
         jsontext.dumps(object())
 
@@ -178,7 +178,7 @@ def test_dumps_refuses_what_is_no_json() -> None:
         '{"a": x}', '{"a": 1, b": 2}', '{"\x00": "', "\0", '{"a": 1,\0', '{"a": 1\0}', "{\udcff",
     ],
 )  # fmt: skip
-def test_texts_that_no_runtime_takes(text: str) -> None:
+def test_text_refused_by_every_runtime_is_surely_broken(text: str) -> None:
     assert jsontext.surely_broken(text)
 
 
@@ -192,12 +192,12 @@ def test_texts_that_no_runtime_takes(text: str) -> None:
         '{"a": "\\x"}', '{"a": 1}\x00', "[]", "null", '{"a":' * 100_000,
     ],
 )  # fmt: skip
-def test_texts_that_some_runtime_might_take(text: str) -> None:
+def test_text_accepted_by_some_runtime_is_not_surely_broken(text: str) -> None:
     assert not jsontext.surely_broken(text)
 
 
 @given(OBJECT, st.integers(min_value=0))
-def test_only_what_json_refuses_is_broken(value: object, place: int) -> None:
+def test_only_truncated_json_is_surely_broken(value: object, place: int) -> None:
     text = json.dumps(value)
     assert not jsontext.surely_broken(text)
     assert not jsontext.surely_broken(f"{text} {text}")
@@ -221,12 +221,12 @@ def test_replaced_items_keep_every_other_byte(
 
 
 @pytest.mark.parametrize("text", ["{}", '{"a": 1}', '{"a": {"b": {}}}', '{"a": {"b": "x"}}'])
-def test_replaced_items_of_no_list(text: str) -> None:
+def test_replacing_items_of_a_missing_or_wrong_list_is_refused(text: str) -> None:
     with pytest.raises((KeyError, ValueError)):
         jsontext.replace_items(text, ("a", "b"), {0: "1"})
 
 
-def test_bytes_that_are_no_text_are_written_as_they_are() -> None:
+def test_invalid_utf8_bytes_are_written_unchanged() -> None:
     text = b'"\xff\xc3 \\u00e9"'.decode("utf-8", "surrogateescape")
     read = jsontext.loads(text)
     assert jsontext.quote_bytes(read).encode("utf-8", "surrogateescape") == b'"\xff\xc3 \\u00e9"'
@@ -249,7 +249,7 @@ for call in (jsontext.loads, lambda text: list(jsontext.members(text, 0))):
 
 
 @pytest.mark.parametrize("text", ["{", '{"a', '{"a": "b', '{"a": [1,', "{'a': 1}", '{"a": "\\x"}'])
-def test_malformed_text(text: str) -> None:
+def test_invalid_json_raises_value_error_without_the_json_module(text: str) -> None:
     folder = str(Path(gpuhook.__file__).parents[1])
     words = [sys.executable, "-I", "-S", "-c", PROGRAM, folder, text]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -278,7 +278,7 @@ class More(Whole):
 WHOLE = Whole("a", {"index": ("0",)}, (Part("x"), Part("y", 2)))
 
 
-def test_fields_are_arguments_in_their_order() -> None:
+def test_record_fields_are_arguments_in_order() -> None:
     parts = (Part("x"), Part(name="y", size=2))
     assert vars(WHOLE) == {"title": "a", "names": {"index": ("0",)}, "parts": parts}
     more = More("a", {}, (), (1,))
@@ -287,18 +287,18 @@ def test_fields_are_arguments_in_their_order() -> None:
     assert len({Part("x"), Part("x", 1), Part("x", 2)}) == 2
 
 
-def test_too_many_arguments() -> None:
+def test_too_many_record_arguments_are_refused() -> None:
     with pytest.raises(TypeError):
         Part("x", 1, 2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("words", [{}, {"size": 1}, {"name": "x", "colour": 2}])
-def test_other_fields_are_refused(words: dict[str, object]) -> None:
+def test_missing_or_unknown_record_fields_are_refused(words: dict[str, object]) -> None:
     with pytest.raises(TypeError):
         Part(**words)  # type: ignore[arg-type]
 
 
-def test_to_json_and_back() -> None:
+def test_records_survive_conversion_to_json_and_back() -> None:
     for record in (WHOLE, More("a", {}, (), (1, 2))):
         assert type(record).from_json(record.to_json()) == record
     assert [*WHOLE.to_json()] == ["names", "parts", "title"]
@@ -311,7 +311,7 @@ def test_data_that_is_no_valid_record_is_refused(data: object) -> None:
         Whole.from_json(data)  # type: ignore[arg-type]
 
 
-def test_with_other_values() -> None:
+def test_a_copy_with_changed_fields_leaves_the_original_unchanged() -> None:
     other = WHOLE.but(title="b")
     assert (other.title, other.parts, WHOLE.title) == ("b", WHOLE.parts, "a")
 

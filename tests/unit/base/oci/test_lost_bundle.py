@@ -22,13 +22,13 @@ def bundle(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("root", ["rootfs", None], ids=["crun's", "without a root"])
-def test_the_bundle_that_gpu_py_wrote(bundle: Path, root: str | None) -> None:
+def test_the_bundle_given_by_gpu_py_is_used(bundle: Path, root: str | None) -> None:
     found, spec = lost_bundle.read(state(root), str(bundle))
     assert (found.bundle, found.root) == (str(bundle), f"{bundle}/rootfs")
     assert (found.container_id, found.pid, spec.path) == ("c", 7, f"{bundle}/config.json")
 
 
-def test_an_absolute_root(bundle: Path) -> None:
+def test_a_bundle_with_an_absolute_root_is_found(bundle: Path) -> None:
     (bundle / "config.json").write_text('{"root": {"path": "/x/merged"}}')
     found, _ = lost_bundle.read(state("/x/merged"), str(bundle))
     assert (found.bundle, found.root) == (str(bundle), "/x/merged")
@@ -38,7 +38,7 @@ def test_an_absolute_root(bundle: Path) -> None:
     "root-of-bundle", "a hook whose state has no bundle goes by no other container's"
 )
 @pytest.mark.parametrize("root", ["other", "/x/merged", "/rootfs2", "../rootfs"])
-def test_the_bundle_of_another_container(bundle: Path, root: str) -> None:
+def test_the_bundle_of_another_container_is_refused(bundle: Path, root: str) -> None:
     with pytest.raises(StateError, match="has another root than the container"):
         lost_bundle.with_bundle(state(root), read_spec(f"{bundle}/config.json"))
 
@@ -58,10 +58,10 @@ def test_the_bundle_of_another_container(bundle: Path, root: str) -> None:
         ([], ""),
     ],
 )
-def test_a_command_line(words: list[str], expected: str) -> None:
+def test_the_bundle_is_found_in_a_runtime_command_line(words: list[str], expected: str) -> None:
     assert lost_bundle.of_command_line(words) == expected
 
 
-def test_no_caller_that_names_one() -> None:
+def test_without_a_known_bundle_the_state_is_refused() -> None:
     with pytest.raises(StateError, match=r"no bundle but /.*absolute path with --bundle"):
         lost_bundle.read(state("rootfs"), "")

@@ -41,7 +41,7 @@ def env(made: Spec) -> list[str]:
         (["A=/xy"], FRONT, ["A=/x:/xy"]),
     ],
 )
-def test_a_variable_is_set_once_for_all(
+def test_a_variable_is_set_once_in_place(
     before: list[str], setting: Setting, after: list[str]
 ) -> None:
     made = process.set_variable(spec(*before), setting)
@@ -50,7 +50,7 @@ def test_a_variable_is_set_once_for_all(
     assert process.set_variable(made, setting) is made
 
 
-def test_two_vendors_in_front_of_one_variable() -> None:
+def test_values_of_two_vendors_are_prefixed_once() -> None:
     """However often a bundle is started, each value is there once."""
     made = spec("A=/mine")
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_two_vendors_in_front_of_one_variable() -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"process": None}, {"process": {}}, {"process": {"env": None}}]
 )
-def test_a_process_without_an_environment(data: dict[str, Any]) -> None:
+def test_a_variable_is_set_in_a_process_without_environment(data: dict[str, Any]) -> None:
     made = process.set_variable(Spec("/b/config.json", json.dumps(data)), SET)
     assert env(made) == ["A=1"]
     assert not process.has_variable(data, SET)
@@ -73,7 +73,7 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size
 
 
 @given(st.lists(st.tuples(st.sampled_from(["A", "B", "AB"]), VALUES)), st.booleans())
-def test_every_other_variable_stays(pairs: list[tuple[str, str]], front: bool) -> None:
+def test_other_variables_are_unchanged(pairs: list[tuple[str, str]], front: bool) -> None:
     setting = Setting("A", "/x", "why", front=front)
     before = [f"{name}={value}" for name, value in pairs]
     made = process.set_variable(spec(*before), setting)
@@ -135,13 +135,13 @@ def test_groups_are_added_once(user: dict[str, Any], groups: list[int]) -> None:
     assert process.add_groups(made, [44, 45]) is made
 
 
-def test_groups_of_another_shape_are_refused_in_a_sentence() -> None:
+def test_groups_of_another_type_are_refused() -> None:
     strange = Spec("/b/config.json", '{"process": {"user": {"additionalGids": "44"}}}')
     with pytest.raises(SpecError, match=r"process\.user.additionalGids is not a list"):
         process.add_groups(strange, [44])
 
 
-def test_entries_that_are_no_text_are_no_variables() -> None:
+def test_environment_entries_that_are_not_text_are_ignored() -> None:
     spec = Spec("config.json", '{"process": {"env": [5, null, "A=1"]}}')
     assert (
         process.set_variable(spec, Setting("B", "2", "a test")).data["process"]["env"][-1] == "B=2"

@@ -36,7 +36,7 @@ DOCKER = (
         ("restore --bundle /b id", "restore", None),
     ],
 )
-def test_verb_and_bundle(line: str, verb: str, bundle: str | None) -> None:
+def test_verb_and_bundle_are_found(line: str, verb: str, bundle: str | None) -> None:
     arguments = Arguments(line.split())
     assert (arguments.verb, arguments.bundle, arguments.unclear) == (verb, bundle, "")
 
@@ -52,7 +52,7 @@ def test_verb_and_bundle(line: str, verb: str, bundle: str | None) -> None:
         ("--config x --config config.json", ""),
     ],
 )
-def test_another_config(words: str, config: str) -> None:
+def test_another_config_file_is_found(words: str, config: str) -> None:
     """crun takes it, and for config.json the bundle's; runc refuses the option."""
     arguments = Arguments(f"create -b /b {words} id".split())
     assert (arguments.verb, arguments.bundle, arguments.config) == ("create", "/b", config)
@@ -108,7 +108,7 @@ def test_arguments_that_runtimes_read_differently_are_unclear(line: str, word: s
         ("syslog:id", None),
     ],
 )  # fmt: skip
-def test_log(log: str, file: str | None) -> None:
+def test_the_last_log_file_is_found(log: str, file: str | None) -> None:
     assert Arguments(["--log", log, "create", "id"]).log == file
     assert Arguments(["--log=/x", f"--log={log}", "create", "--what", "id"]).log == file
 
@@ -117,7 +117,7 @@ WORDS = ["create", "run", "state", "--", "-b", "--bundle", "--bundle=/b", "--log
 
 
 @given(st.lists(st.text() | st.sampled_from(WORDS)))
-def test_any_command_line_is_one_of_three(argv: list[str]) -> None:
+def test_any_command_line_is_classified(argv: list[str]) -> None:
     arguments = Arguments(argv)
     assert arguments.verb in ("", *argv)
     assert not (arguments.unclear and arguments.verb)
@@ -137,7 +137,7 @@ def cases(group: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", cases("oci.bundle"), ids=lambda case: str(case["name"]))
-def test_bundle_vectors(case: dict[str, Any]) -> None:
+def test_bundle_arguments_match_the_shared_cases(case: dict[str, Any]) -> None:
     argv = case["input"]["argv"]
     arguments = Arguments([*argv, "ID"])
     if argv[:1] == ["create"]:
@@ -147,7 +147,7 @@ def test_bundle_vectors(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", cases("oci.is_create"), ids=lambda case: str(case["name"]))
-def test_create_vectors(case: dict[str, Any]) -> None:
+def test_create_commands_match_the_shared_cases(case: dict[str, Any]) -> None:
     if case["name"] not in DIFFERENT:
         assert (Arguments(case["input"]["argv"]).verb == "create") == case["expected"]["create"]
 

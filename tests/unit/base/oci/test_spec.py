@@ -30,7 +30,7 @@ def write(folder: Path, text: str | bytes) -> str:
     return str(path)
 
 
-def test_append_keeps_what_was_there(tmp_path: Path) -> None:
+def test_append_keeps_existing_content(tmp_path: Path) -> None:
     spec = read_spec(write(tmp_path, json.dumps(CONFIG)))
     spec.append(("hooks", "prestart"), [{"path": "/h"}]).write()
     written = json.loads((tmp_path / "config.json").read_text())
@@ -50,7 +50,7 @@ def test_write_keeps_mode_and_odd_bytes_and_leaves_no_temporary_file(tmp_path: P
     assert os.listdir(tmp_path) == ["config.json"]
 
 
-def test_write_fails_whole(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     path = write(tmp_path, "{}")
     spec = read_spec(path).append(("hooks", "prestart"), [{"path": "/h"}])
     os.unlink(path)
@@ -60,7 +60,7 @@ def test_write_fails_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "null"])
-def test_broken_spec_is_one_clear_error(tmp_path: Path, text: str) -> None:
+def test_an_invalid_spec_is_one_clear_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(SpecError, match=r"config\.json"):
         read_spec(write(tmp_path, text))
 
@@ -77,7 +77,7 @@ def test_a_spec_path_that_is_no_file_is_unusable(tmp_path: Path, path: str) -> N
         read_spec(str(tmp_path / path))
 
 
-def test_pipe_in_the_specs_place_could_be_read_by_a_runtime(tmp_path: Path) -> None:
+def test_a_pipe_as_config_json_is_an_error_that_is_not_ignored(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(SpecError) as caught:
         read_spec(str(tmp_path / "config.json"))
@@ -85,13 +85,13 @@ def test_pipe_in_the_specs_place_could_be_read_by_a_runtime(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("hooks", [None, 5, [], {"prestart": 5}, {"prestart": [5, None]}])
-def test_odd_hooks_are_no_hooks(hooks: object) -> None:
+def test_hooks_of_a_wrong_type_are_ignored(hooks: object) -> None:
     spec = Spec("/b/config.json", json.dumps({"hooks": hooks}))
     assert spec.hooks("prestart") == []
     assert spec.drop_hooks("prestart", ("x",)).text == spec.text
 
 
-def test_appending_to_an_odd_shape_is_refused() -> None:
+def test_appending_to_a_wrong_type_is_refused() -> None:
     spec = Spec("/b/config.json", '{"hooks": {"prestart": 5}}')
     with pytest.raises(SpecError, match=r"hooks\.prestart"):
         spec.append(("hooks", "prestart"), [{}])
@@ -108,17 +108,19 @@ def test_drop_hooks_removes_only_the_named_hooks() -> None:
     ("root", "expected"),
     [({"path": "/abs"}, "/abs"), ({"path": "rootfs"}, "/b/rootfs"), ({}, "/b"), (None, "/b")],
 )
-def test_root_path(root: object, expected: str) -> None:
+def test_the_root_path_is_resolved_against_the_bundle(root: object, expected: str) -> None:
     assert Spec("/b/config.json", json.dumps({"root": root})).root_path == expected
 
 
-def test_mount_namespace() -> None:
+def test_a_mount_namespace_is_recognized() -> None:
     assert Spec("/b/c", json.dumps(CONFIG)).has_mount_namespace
     assert not Spec("/b/c", "{}").has_mount_namespace
     assert not Spec("/b/c", '{"linux": {"namespaces": [{"type": "pid"}]}}').has_mount_namespace
 
 
-def test_a_file_of_roots_in_a_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_an_ordinary_user_rewrites_a_file_whose_owner_it_cannot_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm makes it so: the user can't give the new file to root, and needn't."""
 
     def refused(*_: object) -> None:
@@ -141,7 +143,7 @@ def test_a_file_of_roots_in_a_users_folder(tmp_path: Path, monkeypatch: pytest.M
         changed.write()
 
 
-def test_user_namespace() -> None:
+def test_a_user_namespace_is_recognized() -> None:
     assert not Spec("/b/c", json.dumps(CONFIG)).has_user_namespace
     for more in ("", ', "path": "/proc/7/ns/user"'):
         text = f'{{"linux": {{"namespaces": [{{"type": "user"{more}}}]}}}}'
@@ -149,13 +151,13 @@ def test_user_namespace() -> None:
 
 
 @pytest.mark.parametrize("pid", ['"pid": 1,', '"pid": 0,', "", '"pid": "x",'])
-def test_state_of_a_hook_in_the_container(pid: str) -> None:
+def test_the_pid_in_a_container_hooks_state_is_ignored(pid: str) -> None:
     """Name of its process inside, or nothing, depending on the runtime."""
     state = parse_state(f'{{{pid} "id": "c", "bundle": "/b"}}'.encode(), needs_pid=False)
     assert (state.container_id, state.pid, state.bundle) == ("c", 0, "/b")
 
 
-def test_state_of_today_and_of_old_runc() -> None:
+def test_current_and_old_runc_states_are_read() -> None:
     state = parse_state(b'{"id": "c", "pid": 7, "bundle": "/b", "root": "/r"}')
     assert (state.container_id, state.pid, state.bundle, state.root) == ("c", 7, "/b", "/r")
     state = parse_state(b'{"pid": 7, "bundle": "/b", "root": "rootfs"}')
@@ -177,7 +179,7 @@ def test_unusable_state_is_one_clear_error(data: bytes) -> None:
 
 
 @given(st.binary())
-def test_no_state_crashes(data: bytes) -> None:
+def test_arbitrary_state_bytes_cause_no_crash(data: bytes) -> None:
     try:
         parse_state(data)
     except StateError:

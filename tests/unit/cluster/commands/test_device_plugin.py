@@ -64,7 +64,9 @@ def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     return found
 
 
-def test_options_reach_the_service(started: list[Any], empty: str, tmp_path: Path) -> None:
+def test_options_files_and_variables_reach_the_service(
+    started: list[Any], empty: str, tmp_path: Path
+) -> None:
     file = tmp_path / "plugin.yaml"
     file.write_text("flags: {migStrategy: single, gdsEnabled: true}")
     done = run(
@@ -94,7 +96,9 @@ def test_options_reach_the_service(started: list[Any], empty: str, tmp_path: Pat
     assert "nvidia.com/gds" in done.stderr, "what goes badly together is said"
 
 
-def test_every_option_is_there(started: list[Any], empty: str) -> None:
+def test_every_option_is_accepted_and_ineffective_ones_give_a_warning(
+    started: list[Any], empty: str
+) -> None:
     names = {name for parameter in device_plugin.params for name in parameter.opts}
     for option in OPTIONS:
         assert {f"--{name}" for name in (option.flag, *option.old)} <= names
@@ -110,7 +114,9 @@ def test_an_invalid_option_starts_nothing(started: list[Any], empty: str) -> Non
     assert started == []
 
 
-def test_a_dry_run(amd: Inventory, empty: str, started: list[Any]) -> None:
+def test_a_dry_run_prints_devices_variables_and_nodes(
+    amd: Inventory, empty: str, started: list[Any]
+) -> None:
     with pytest.raises(DriverError):  # the other vendors', after the answer
         run("--config", empty, "--dry-run")
     with mock.patch("gpuhook.cluster.commands.device_plugin.raise_last"):
@@ -124,7 +130,7 @@ def test_a_dry_run(amd: Inventory, empty: str, started: list[Any]) -> None:
     assert started == []
 
 
-def test_a_dry_run_with_nothing_to_give(amd: Inventory, empty: str) -> None:
+def test_a_dry_run_names_the_reason_of_an_unusable_device(amd: Inventory, empty: str) -> None:
     amd.nodes = ()
     with mock.patch("gpuhook.cluster.commands.device_plugin.raise_last"):
         done = run("--config", empty, "--dry-run")
@@ -132,12 +138,12 @@ def test_a_dry_run_with_nothing_to_give(amd: Inventory, empty: str) -> None:
     assert "nothing: The device" in done.stdout
 
 
-def test_a_dry_run_without_devices(amd: Inventory, empty: str) -> None:
+def test_a_dry_run_without_devices_is_an_error(amd: Inventory, empty: str) -> None:
     amd.devices = ()
     with pytest.raises(PluginError, match="no device to allocate"):
         run("--config", empty, "--dry-run")
 
 
-def test_a_dry_run_without_a_driver(empty: str) -> None:
+def test_a_dry_run_without_a_driver_is_an_error(empty: str) -> None:
     with pytest.raises(DriverError):
         run("--config", empty, "--dry-run")

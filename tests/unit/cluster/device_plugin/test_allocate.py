@@ -37,14 +37,14 @@ def by(*strategies: str, **facts: Any) -> Settings:
 
 
 @pytest.mark.vectors("plugin_allocate", "plugin.allocate_envvar")
-def test_envvar_vectors(case: dict[str, Any]) -> None:
+def test_envvar_allocations_match_the_shared_cases(case: dict[str, Any]) -> None:
     ids, expected = case["input"]["ids"], case["expected"]
     answer = allocate(gpus(*ids), ids, by(*case["input"]["strategies"]))
     assert answer == Answer(envs=expected["envs"])
 
 
 @pytest.mark.vectors("plugin_allocate", "plugin.allocate_cdi_annotations")
-def test_annotation_vectors(case: dict[str, Any]) -> None:
+def test_annotation_allocations_match_the_shared_cases(case: dict[str, Any]) -> None:
     facts = case["input"]
     kind = facts["kind_of_gpus"].partition("/")[0]
     beside = [*(f"{kind}/imex-channel={n}" for n in facts["imex_channels"]), *facts["additional"]]
@@ -55,7 +55,7 @@ def test_annotation_vectors(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.vectors("plugin_allocate", "plugin.validate_request")
-def test_request_vectors(case: dict[str, Any]) -> None:
+def test_request_validation_matches_the_shared_cases(case: dict[str, Any]) -> None:
     facts = case["input"]
     shared = facts["sharing"] is not None
     names = list(dict.fromkeys(each.partition("::")[0] for each in facts["devices"]))
@@ -72,7 +72,7 @@ def test_request_vectors(case: dict[str, Any]) -> None:
 # Strategies ------------------------------------------------------------------------------------
 
 
-def test_mounts_ask_where_the_environment_may_not() -> None:
+def test_volume_mounts_request_the_devices() -> None:
     answer = allocate(gpus("a", "b", places=("imex/3",)), ["b", "a"], by("volume-mounts"))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": FOLDER}
     places = [f"{FOLDER}/{name}" for name in ("b", "a", "imex/3")]
@@ -94,7 +94,7 @@ def test_mounts_ask_where_the_environment_may_not() -> None:
         (("8GiB", "4GiB"), ["a::1", "b::0", "b::1"], [f"{4 << 30}/a", f"{10 << 30}/b"]),
     ],
 )
-def test_a_share_of_memory_is_in_the_mount_that_asks(
+def test_a_memory_share_is_named_by_the_mount_that_requests_the_device(
     memory: tuple[str, ...], ids: list[str], places: list[str]
 ) -> None:
     """No mount asks for the device without the limit, so that no container avoids it."""
@@ -106,14 +106,14 @@ def test_a_share_of_memory_is_in_the_mount_that_asks(
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": FOLDER}
 
 
-def test_names_for_the_engine() -> None:
+def test_the_cdi_cri_strategy_answers_with_cdi_device_names() -> None:
     resource = gpus("a", "b", cdi=("nvidia.com/gds=all",), environment=ENABLED)
     answer = allocate(resource, ["b", "a"], by("cdi-cri"))
     names = ("nvidia.com/gpu=b", "nvidia.com/gpu=a", "nvidia.com/gds=all")
     assert answer == Answer(cdi_devices=names)
 
 
-def test_nodes_and_the_drivers_folder_need_no_runtime() -> None:
+def test_the_mounts_strategy_gives_nodes_and_the_driver_folder() -> None:
     settings = by("mounts", driver_folder="/srv/driver")
     answer = allocate(gpus("a", "b"), ["a", "b"], settings)
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "void"}, "gpu-py has nothing to add"
@@ -122,13 +122,13 @@ def test_nodes_and_the_drivers_folder_need_no_runtime() -> None:
     assert answer.devices[1].host == "/host/dev/a"
 
 
-def test_each_vendor_has_its_word_for_nothing() -> None:
+def test_the_value_for_no_device_is_the_vendors_own() -> None:
     """Habana's own hook would take void for all, and it may be there."""
     answer = allocate(gpus("a", nothing="none"), ["a"], by("mounts"))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "none"}
 
 
-def test_variables_that_gpu_py_would_set() -> None:
+def test_variables_that_gpu_py_would_set_are_given_without_it() -> None:
     units = tuple(unit(name, variables={"SEATS": seat}) for name, seat in (("a", "3"), ("b", "1")))
     resource = replace(gpus(), units=units)
     for strategy in ("mounts", "cdi-cri", "cdi-annotations"):
@@ -144,7 +144,7 @@ def test_a_vendor_without_driver_files_gets_only_device_nodes() -> None:
     assert (answer.mounts, len(answer.devices)) == ((), 2)
 
 
-def test_nodes_beside_a_variable() -> None:
+def test_pass_device_specs_adds_nodes_to_a_variable() -> None:
     resource = gpus("a", "b", environment=ENABLED)
     answer = allocate(resource, ["a"], by("envvar", pass_device_specs=True))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "a", **ENABLED}
@@ -152,7 +152,7 @@ def test_nodes_beside_a_variable() -> None:
     assert allocate(resource, ["a"], by("cdi-cri", pass_device_specs=True)).devices == ()
 
 
-def test_strategies_add_up() -> None:
+def test_all_strategies_can_be_combined() -> None:
     answer = allocate(gpus("a"), ["a"], by(*STRATEGIES), "7")
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": FOLDER}
     assert [mount.container for mount in answer.mounts] == [f"{FOLDER}/a", "/usr/local/nvidia"]
@@ -161,13 +161,13 @@ def test_strategies_add_up() -> None:
     assert len(answer.devices) == 2
 
 
-def test_each_allocation_has_a_key_of_its_own() -> None:
+def test_each_allocation_has_a_unique_annotation_key() -> None:
     first, second = (allocate(gpus("a"), ["a"], by("cdi-annotations")) for _ in range(2))
     assert first.annotations.keys() != second.annotations.keys()
     assert annotated({**first.annotations, **second.annotations}) == ["nvidia.com/gpu=a"] * 2
 
 
-def test_nothing_asked_for_is_nothing_given() -> None:
+def test_an_empty_allocation_gives_no_device() -> None:
     answer = allocate(gpus("a"), [], by("envvar"))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "void"}, "whatever the image says"
     assert not allocate(gpus("a"), [], by("cdi-annotations")).annotations
@@ -176,12 +176,12 @@ def test_nothing_asked_for_is_nothing_given() -> None:
 # Refusals ---------------------------------------------------------------------------------------
 
 
-def test_an_unknown_device() -> None:
+def test_an_unknown_device_id_is_refused() -> None:
     with pytest.raises(UnknownDeviceError, match="has no device 'x'"):
         allocate(gpus("a"), ["a", "x"], by("envvar"))
 
 
-def test_a_device_that_is_not_healthy() -> None:
+def test_an_unhealthy_device_is_refused() -> None:
     resource = gpus("a", "b")
     bad = replace(resource.units[0], reason="GPU 0: Xid 79")
     resource = replace(resource, units=(bad, resource.units[1]))
@@ -194,7 +194,7 @@ def test_a_device_that_is_not_healthy() -> None:
 
 
 @given(st.data())
-def test_replicas_of_a_device_are_that_device_once_and_the_order_stays(data: st.DataObject) -> None:
+def test_replicas_of_a_device_are_given_once_in_order(data: st.DataObject) -> None:
     resource = gpus("a", "b", "c", replicas=3)
     ids = data.draw(st.lists(st.sampled_from(list(resource.offers())), unique=True, min_size=1))
     strategies = data.draw(st.lists(st.sampled_from(STRATEGIES), unique=True, min_size=1))

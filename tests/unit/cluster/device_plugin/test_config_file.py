@@ -33,12 +33,12 @@ def written(folder: Path, text: str) -> Content:
 
 
 @pytest.mark.vectors("plugin_config", "plugin.device_reference")
-def test_reference_vectors(case: dict[str, Any]) -> None:
+def test_device_references_match_the_shared_cases(case: dict[str, Any]) -> None:
     assert reference_kind(case["input"]["reference"]) == case["expected"].get("kind")
 
 
 @pytest.mark.vectors("plugin_config", "plugin.replicated_devices")
-def test_devices_vectors(case: dict[str, Any]) -> None:
+def test_replicated_devices_match_the_shared_cases(case: dict[str, Any]) -> None:
     question = node(case["input"]["json"])
     if case["expected"].get("error"):
         with pytest.raises(ConfigError):
@@ -48,7 +48,7 @@ def test_devices_vectors(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.vectors("plugin_config", "plugin.replicated_resource")
-def test_resource_vectors(case: dict[str, Any]) -> None:
+def test_replicated_resources_match_the_shared_cases(case: dict[str, Any]) -> None:
     question = node(json.dumps(case["input"]["resource"]))
     if case["expected"].get("error"):
         with pytest.raises(ConfigError):
@@ -101,7 +101,7 @@ sharing:
 """
 
 
-def test_every_value(tmp_path: Path) -> None:
+def test_every_value_of_the_file_is_read(tmp_path: Path) -> None:
     found = written(tmp_path, WHOLE)
     assert found.warnings == []
     assert found.values == {
@@ -161,7 +161,7 @@ def test_settings_without_effect_give_a_warning(tmp_path: Path, text: str, words
     assert "plugin.yaml, line" in warning
 
 
-def test_a_rename_is_switched_off_as_in_nvidias_plugin(tmp_path: Path) -> None:
+def test_a_rename_is_ignored_as_in_nvidias_plugin(tmp_path: Path) -> None:
     text = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, rename: x}]}}"
     assert written(tmp_path, text).sharing == {GPU: Sharing(GPU, 2, GPU)}
 
@@ -182,12 +182,14 @@ def test_harmless_unused_settings_give_no_warning(tmp_path: Path) -> None:
         ("sizes: [100], unlimited: true", (100, 0)),
     ],
 )
-def test_shares_of_mps(tmp_path: Path, entry: str, shares: tuple[int, ...]) -> None:
+def test_mps_shares_are_computed_from_replicas_or_sizes(
+    tmp_path: Path, entry: str, shares: tuple[int, ...]
+) -> None:
     [found] = written(tmp_path, MPS.format(entry)).sharing.values()
     assert found == Sharing(GPU, len(shares), GPU, shares, single=True)
 
 
-def test_the_words_of_nvidias_plugin_for_mps(tmp_path: Path) -> None:
+def test_mps_options_of_nvidias_plugin_are_read(tmp_path: Path) -> None:
     words = "renameByDefault: true, failRequestsGreaterThanOne: false"
     text = f"sharing: {{mps: {{{words}, resources: [{{name: gpu, replicas: 2}}]}}}}"
     found = written(tmp_path, text).sharing[GPU]
@@ -205,7 +207,7 @@ def test_the_words_of_nvidias_plugin_for_mps(tmp_path: Path) -> None:
         ("sizes: [80, 80], overcommit: true", ("80%", "80%"), True),
     ],
 )
-def test_shares_of_memory(
+def test_memory_shares_are_computed_from_replicas_or_sizes(
     tmp_path: Path, entry: str, memory: tuple[str, ...], overcommits: bool
 ) -> None:
     content = written(tmp_path, MEMORY.format(entry))
@@ -215,7 +217,7 @@ def test_shares_of_memory(
 
 
 @pytest.mark.parametrize("way", ["mps", "memory"])
-def test_our_own_words_are_known(tmp_path: Path, way: str) -> None:
+def test_gpuhooks_own_sharing_keys_give_no_warning(tmp_path: Path, way: str) -> None:
     entry = "replicas: 2, overcommit: true"
     text = f"sharing: {{{way}: {{resources: [{{name: gpu, {entry}}}]}}}}"
     assert written(tmp_path, text).warnings == []
@@ -286,7 +288,7 @@ def test_an_invalid_value_is_refused_with_its_line(
     assert words in caught.value.cause
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="can't be read"):
             read(str(path))

@@ -16,11 +16,11 @@ from gpuhook.cluster.plugin_option import FLAG
 from gpuhook.cluster.vendors.nvidia.plugin import PluginSettings
 
 
-def test_nothing_said() -> None:
+def test_without_settings_the_defaults_count() -> None:
     assert read({}, {}) == (settings_of(), [])
 
 
-def test_flags_then_the_environment_then_the_file(tmp_path: Path) -> None:
+def test_flags_override_variables_and_variables_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("flags: {migStrategy: mixed}")
     file = {"CONFIG_FILE": str(path)}
@@ -56,7 +56,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.flag)
-def test_every_option_as_flag_and_variable(option: object) -> None:
+def test_every_option_is_read_as_flag_and_as_variable(option: object) -> None:
     [one] = [each for each in OPTIONS if each is option]
     usual = ("true", True) if one.kind is FLAG else ("/some/path", "/some/path")
     text, value = EXAMPLES.get(one.flag, usual)
@@ -75,7 +75,9 @@ def test_every_option_as_flag_and_variable(option: object) -> None:
     "strategy",
     [*(each for each in STRATEGIES if each != "volume-mounts"), "volume-mounts,envvar"],
 )
-def test_shares_of_memory_need_what_a_pod_cannot_undo(tmp_path: Path, strategy: str) -> None:
+def test_memory_shares_need_volume_mounts_as_the_only_strategy(
+    tmp_path: Path, strategy: str
+) -> None:
     path = tmp_path / "f"
     path.write_text("sharing: {memory: {resources: [{name: gpu, replicas: 2}]}}")
     flags = {"config-file": str(path)}
@@ -86,7 +88,7 @@ def test_shares_of_memory_need_what_a_pod_cannot_undo(tmp_path: Path, strategy: 
 
 
 @pytest.mark.parametrize("word", ["1", "t", "T", "TRUE", "true", "True"])
-def test_words_for_yes(word: str) -> None:
+def test_boolean_variables_accept_every_word_for_true(word: str) -> None:
     assert read({}, {"PASS_DEVICE_SPECS": word})[0].pass_device_specs
 
 
@@ -96,7 +98,7 @@ def test_empty_variables_keep_all_defaults_except_the_socket() -> None:
     assert settings == settings_of(register=False), "but that of the socket"
 
 
-def test_an_empty_socket_is_no_registration() -> None:
+def test_an_empty_kubelet_socket_turns_registration_off() -> None:
     assert read({"kubelet-socket": ""}, {})[0] == settings_of(register=False)
 
 
@@ -173,14 +175,14 @@ def test_no_two_options_share_a_name() -> None:
     assert len(places) == len({*places})
 
 
-def test_in_a_pod_the_drivers_root_has_another_path(tmp_path: Path) -> None:
+def test_in_a_pod_the_driver_root_is_read_at_its_mounted_path(tmp_path: Path) -> None:
     config = Config()
     pod = Settings(driver_root="/run/nvidia/driver", driver_root_ctr_path=str(tmp_path))
     assert apply(pod, config) == replace(pod, state_dir=config.state_dir, status_dir=FOLDER)
     assert config.driver_root_of("nvidia") == str(tmp_path)
 
 
-def test_config_toml_may_say_the_hosts_root(tmp_path: Path) -> None:
+def test_in_a_pod_config_toml_names_the_hosts_driver_root(tmp_path: Path) -> None:
     config = Config()
     config.driver_root = "/srv/gpus"
     found = apply(Settings(driver_root_ctr_path=str(tmp_path)), config)
@@ -188,7 +190,7 @@ def test_config_toml_may_say_the_hosts_root(tmp_path: Path) -> None:
     assert config.driver_root_of("amd") == str(tmp_path)
 
 
-def test_outside_of_a_pod(tmp_path: Path) -> None:
+def test_outside_a_pod_the_driver_root_is_used_directly(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent")
     config = Config()
     config.root = "/srv/gpus"

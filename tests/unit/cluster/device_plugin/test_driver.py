@@ -57,7 +57,7 @@ def test_a_new_driver_folder_is_reported_and_an_unchanged_folder_is_not(
     assert again.said == ""
 
 
-def test_a_driver_that_fails_has_its_folder_as_it_was(tmp_path: Path, found: Found) -> None:
+def test_a_failing_drivers_folder_is_kept(tmp_path: Path, found: Found) -> None:
     ManagedSpecs(tmp_path, found)
     found[1].root = "/nowhere"
     kept = ManagedSpecs(tmp_path, found, ("nvidia",))

@@ -23,7 +23,7 @@ from gpuhook.cluster.device_plugin.names import full_name, wrong_name
         (f"{'a' * 250}/x", "a domain in lower case"),
     ],
 )
-def test_names_that_the_kubelet_takes(name: str, why: str) -> None:
+def test_invalid_resource_names_are_refused_with_a_reason(name: str, why: str) -> None:
     wrong = wrong_name(name)
     assert wrong == why if not why else why in wrong
 
@@ -39,7 +39,7 @@ def test_names_that_the_kubelet_takes(name: str, why: str) -> None:
         ("x" * 52, "nvidia.com/" + "x" * 52),
     ],
 )
-def test_names_in_a_file(text: str, name: str) -> None:
+def test_a_resource_name_without_a_domain_gets_nvidias(text: str, name: str) -> None:
     assert full_name(text) == name
 
 

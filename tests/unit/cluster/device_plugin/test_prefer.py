@@ -48,7 +48,7 @@ def asked(resource: Resource, size: int, *must: str, without: tuple[str, ...] = 
 
 
 @pytest.mark.vectors("plugin_allocate", "plugin.preferred_shared")
-def test_shared_vectors(case: dict[str, Any]) -> None:
+def test_preferred_replicas_match_the_shared_cases(case: dict[str, Any]) -> None:
     facts, expected = case["input"], case["expected"]
     units = tuple(Unit(name, name, "", name) for name in facts["gpus"])
     resource = Resource("a.b/gpu", "nvidia", "V", "", units, replicas=facts["replicas_each"])
@@ -67,7 +67,7 @@ def test_shared_vectors(case: dict[str, Any]) -> None:
 # Whole devices ----------------------------------------------------------------------------------
 
 
-def test_the_nearest() -> None:
+def test_the_best_linked_devices_are_preferred() -> None:
     pairs = {"g0": {"g3": 4}, "g1": {"g2": 4, "g0": 1}}
     assert asked(gpus(4, pairs), 2) == ["g0", "g3"]
     assert asked(gpus(4, pairs), 2, "g1") == ["g1", "g2"]
@@ -75,7 +75,7 @@ def test_the_nearest() -> None:
     assert asked(gpus(4, pairs), 2, without=("g3", "g2")) == ["g0", "g1"]
 
 
-def test_devices_without_links_are_near_the_same_memory() -> None:
+def test_devices_without_links_are_preferred_from_one_numa_node() -> None:
     resource = gpus(4, numa=(0, 1, 0, 1))
     assert asked(resource, 2) == ["g0", "g2"]
     assert asked(resource, 2, "g1") == ["g1", "g3"]
@@ -83,11 +83,11 @@ def test_devices_without_links_are_near_the_same_memory() -> None:
     assert asked(gpus(4, numa=(None, None, 0, 0)), 2) == ["g2", "g3"], "unknown is not the same"
 
 
-def test_links_count_for_more_than_memory() -> None:
+def test_links_count_more_than_numa_nodes() -> None:
     assert asked(gpus(3, {"g0": {"g2": 1}}, numa=(0, 0, 1)), 2) == ["g0", "g2"]
 
 
-def test_sixteen_gpus_take_no_long_time() -> None:
+def test_choosing_among_sixteen_gpus_is_fast() -> None:
     """Two boards of eight, all linked within and weakly between."""
     links: Links = {
         f"g{one}": {
@@ -100,7 +100,7 @@ def test_sixteen_gpus_take_no_long_time() -> None:
     assert found[0] == [f"g{n}" for n in range(0, 16, 2)]
 
 
-def test_more_sets_than_can_be_compared() -> None:
+def test_linked_devices_are_chosen_where_not_all_sets_are_compared() -> None:
     links: Links = {
         f"g{one}": {
             f"g{other}": 3 for other in range(64) if other != one and other // 16 == one // 16
@@ -111,7 +111,7 @@ def test_more_sets_than_can_be_compared() -> None:
     assert asked(resource, 16, "g20") == ["g20", *(f"g{n}" for n in range(16, 32) if n != 20)]
 
 
-def test_an_unhealthy_one_only_where_there_is_no_other() -> None:
+def test_an_unhealthy_device_is_preferred_only_without_another() -> None:
     units = tuple(Unit(f"g{n}", "", "", f"g{n}", reason="bad" if n == 0 else "") for n in range(3))
     resource = Resource("a.b/gpu", "nvidia", "V", "", units)
     assert asked(resource, 2) == ["g1", "g2"]
@@ -121,14 +121,14 @@ def test_an_unhealthy_one_only_where_there_is_no_other() -> None:
 # Replicas and parts ---------------------------------------------------------------------------
 
 
-def test_replicas_in_use_count() -> None:
+def test_replicas_in_use_count_in_the_distribution() -> None:
     resource = gpus(2, replicas=3)
     free = ["g0::1", "g1::0", "g1::1", "g1::2"]
     assert prefer(resource, free, [], 2, policy("distributed")) == ["g1::0", "g1::1"]
     assert prefer(resource, free, [], 2, policy("packed")) == ["g0::1", "g1::0"]
 
 
-def test_equal_ones_take_turns() -> None:
+def test_equally_used_devices_take_turns() -> None:
     resource = gpus(2, replicas=4)
     free = [each for each in resource.offers() if each != "g0::0"]
     found = prefer(resource, free, [], 3, policy("distributed"))
@@ -138,7 +138,7 @@ def test_equal_ones_take_turns() -> None:
     assert [each.partition("::")[0] for each in found] == ["g0", "g1", "g0"]
 
 
-def test_many_replicas_take_no_long_time() -> None:
+def test_choosing_among_many_replicas_is_fast() -> None:
     resource = replace(mig(*(7,) * 16), replicas=100)
     free = list(resource.offers())
     found: list[list[str]] = []
@@ -150,7 +150,7 @@ def test_many_replicas_take_no_long_time() -> None:
     assert len(found[0]) == 8
 
 
-def test_equal_parts_take_turns() -> None:
+def test_equally_used_mig_devices_take_turns() -> None:
     resource = replace(mig(2), replicas=3)
     free = [each for each in resource.offers() if each != "g0m1::0"]
     found = prefer(resource, free, [], 3, policy("distributed"))
@@ -164,7 +164,7 @@ def test_devices_that_must_be_included_count_as_in_use() -> None:
     assert prefer(resource, free, ["g1::1"], 2, policy("packed")) == ["g1::1", "g1::0"]
 
 
-def test_parts_are_spread_over_gpus_or_packed() -> None:
+def test_mig_devices_are_distributed_over_gpus_or_packed() -> None:
     resource = mig(2, 2, 2)
     free = [each for each in resource.offers() if each != "g1m0"]
     assert prefer(resource, free, [], 2, policy("distributed")) == ["g0m0", "g2m0"]
@@ -207,7 +207,7 @@ def test_every_policy_picks_the_requested_number_of_free_devices(
 
 
 @given(questions())
-def test_no_other_set_has_more_links(
+def test_the_preferred_set_has_the_most_links(
     question: tuple[Resource, list[str], list[str], int],
 ) -> None:
     resource, free, must, size = question

@@ -78,7 +78,7 @@ def mode(one: Gpu) -> Gpu:
 # One GPU after the other ------------------------------------------------------------------------
 
 
-def test_gpus_by_uuid(tmp_path: Path) -> None:
+def test_gpus_are_offered_by_uuid(tmp_path: Path) -> None:
     answer = offered(machine(tmp_path, gpu(0, 1), gpu(1, 0)))
     one = only(answer)
     assert answer[1] == []
@@ -111,7 +111,7 @@ def test_gpus_by_uuid(tmp_path: Path) -> None:
         (("mounts",), 1), (("cdi-cri",), 1), (("cdi-annotations",), 1), (("envvar", "mounts"), 1),
     ],
 )  # fmt: skip
-def test_a_gpu_that_is_shared_by_mps(
+def test_a_gpu_shared_by_mps_is_unhealthy_unless_gpu_py_gives_it(
     tmp_path: Path, strategies: tuple[str, ...], given: int
 ) -> None:
     """Only gpu-py makes a container a client of it: by nodes or documents it isn't given."""
@@ -124,7 +124,7 @@ def test_a_gpu_that_is_shared_by_mps(
     assert all("is shared by MPS" in each for each in filter(None, reasons(one)))
 
 
-def test_gpus_by_index(tmp_path: Path) -> None:
+def test_gpus_are_requested_by_index_if_configured(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 1), gpu(1, 0))
     near = {UUIDS[0]: {UUIDS[1]: 18, "GPU-unknown": 3}, "GPU-unknown": {UUIDS[0]: 2}}
     one = only(offered(found, device_id_strategy="index", links=near))
@@ -135,7 +135,7 @@ def test_gpus_by_index(tmp_path: Path) -> None:
     assert one.links == {UUIDS[0]: {UUIDS[1]: 18}}
 
 
-def test_the_memory_that_devices_are_near_to(tmp_path: Path) -> None:
+def test_the_numa_node_of_each_device_is_reported(tmp_path: Path) -> None:
     for bus, text in (("1b", "1"), ("1c", "-1")):
         folder = tmp_path / f"sys/bus/pci/devices/0000:{bus}:00.0"
         folder.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_the_memory_that_devices_are_near_to(tmp_path: Path) -> None:
     }
 
 
-def test_a_root_without_sys_is_of_this_machine(tmp_path: Path) -> None:
+def test_the_numa_node_is_read_from_the_host_if_the_root_has_no_sys(tmp_path: Path) -> None:
     """As that of a driver container."""
     found = machine(tmp_path, gpu(0, 0))
     shutil.rmtree(tmp_path / "sys")
@@ -162,7 +162,7 @@ def test_a_root_without_sys_is_of_this_machine(tmp_path: Path) -> None:
         assert only(offered(found)).units[0].numa == 1
 
 
-def test_paths_for_the_kubelet_are_the_hosts(tmp_path: Path) -> None:
+def test_node_paths_in_answers_are_the_hosts(tmp_path: Path) -> None:
     found = machine(tmp_path / "host", gpu(0, 0))
     seen = str(tmp_path / "host")
 
@@ -190,7 +190,7 @@ def test_enabled_features_and_imex_channels_go_with_every_gpu(tmp_path: Path) ->
     assert {"/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel7"} <= {*paths}
 
 
-def test_features_that_no_variable_may_ask_for(tmp_path: Path) -> None:
+def test_features_that_variables_cannot_request_give_a_warning(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0))
     config = Config()
     config.accept_envvar_unprivileged = False
@@ -201,7 +201,7 @@ def test_features_that_no_variable_may_ask_for(tmp_path: Path) -> None:
         assert any("don't get gds" in each for each in warnings) is warned
 
 
-def test_channels_asked_for_by_mounts_are_in_no_variable(tmp_path: Path) -> None:
+def test_channels_requested_by_mounts_are_not_in_a_variable(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0))
     mounts = ("volume-mounts", "cdi-cri")
     one = only(offered(found, imex_channel_ids=(7,), device_list_strategy=mounts))
@@ -211,7 +211,7 @@ def test_channels_asked_for_by_mounts_are_in_no_variable(tmp_path: Path) -> None
     assert both.environment == {"NVIDIA_IMEX_CHANNELS": "7"}
 
 
-def test_an_imex_channel_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_imex_channel_is_left_out_or_makes_gpus_unhealthy(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0))
     state, warnings = offered(found, imex_channel_ids=(0,))
     assert ["Containers get no IMEX channel" in each for each in warnings] == [True]
@@ -233,7 +233,7 @@ def test_a_missing_node_makes_only_its_own_gpu_unhealthy(tmp_path: Path) -> None
     assert good.reason == ""
 
 
-def test_a_missing_node_of_a_gpu_is_its_parts(tmp_path: Path) -> None:
+def test_a_missing_gpu_node_makes_its_mig_devices_unhealthy(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 3, (part(0, 1, "1g.18gb"),)), gpu(1, 1))
     found.nodes = tuple(node for node in found.nodes if node.path != "/dev/nvidia3")
     state, _ = offered(found, mig_strategy="mixed")
@@ -243,7 +243,7 @@ def test_a_missing_node_of_a_gpu_is_its_parts(tmp_path: Path) -> None:
     ]
 
 
-def test_health_of_a_whole_gpu_is_its_parts(tmp_path: Path) -> None:
+def test_an_unhealthy_gpu_makes_its_mig_devices_unhealthy(tmp_path: Path) -> None:
     parts = (part(0, 1, "1g.18gb"), part(1, 2, "1g.18gb"))
     found = machine(tmp_path, gpu(0, 0, parts), gpu(1, 1))
     sick = {UUIDS[0]: "Xid 79", UUIDS[1]: "Xid 48"}
@@ -256,7 +256,7 @@ def test_health_of_a_whole_gpu_is_its_parts(tmp_path: Path) -> None:
     assert reasons(state.resources[1]) == ["", "Xid 43"]
 
 
-def test_a_lost_gpu_has_the_uuid_that_the_kernel_module_has_of_it(tmp_path: Path) -> None:
+def test_a_lost_gpu_has_its_uuid_only_if_it_is_unambiguous(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0), gpu(2, 2), lost=(1,))
     assert [unit.id for unit in only(offered(found)).units] == [UUIDS[0], UUIDS[2], "lost-1"]
     for number, uuid in reversed([*enumerate(UUIDS)]):
@@ -271,7 +271,7 @@ def test_a_lost_gpu_has_the_uuid_that_the_kernel_module_has_of_it(tmp_path: Path
     assert reasons(one) == ["", "", "GPU 1: it has fallen off the bus"]
 
 
-def test_a_lost_gpu_is_no_mig_device(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_not_offered_as_a_mig_device(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0, (part(0, 1, "1g.18gb"),)), lost=(1,))
     assert ids(offered(found, mig_strategy="mixed")[0]) == {
         "nvidia.com/mig-1g.18gb": ["MIG-1-0"],
@@ -279,7 +279,7 @@ def test_a_lost_gpu_is_no_mig_device(tmp_path: Path) -> None:
     }
 
 
-def test_a_vendor_with_trouble_costs_no_other(tmp_path: Path) -> None:
+def test_a_failing_vendor_does_not_affect_the_others(tmp_path: Path) -> None:
     found = machine(tmp_path / "gone", gpu(0, 0))
     shutil.rmtree(tmp_path / "gone")
     others = paper.machine("amd", tmp_path / "amd", 2)
@@ -288,7 +288,7 @@ def test_a_vendor_with_trouble_costs_no_other(tmp_path: Path) -> None:
     assert ["can't be read" in each for each in warnings] == [True]
 
 
-def test_a_vendor_that_no_variable_asks_for(tmp_path: Path) -> None:
+def test_a_vendor_without_a_variable_is_offered_only_by_mounts(tmp_path: Path) -> None:
     found = paper.machine("amd", tmp_path, 1)
     with mock.patch.object(registry.KNOWN["amd"], "VARIABLES", {}):
         state, warnings = offered(found)
@@ -304,7 +304,7 @@ def test_a_vendor_that_no_variable_asks_for(tmp_path: Path) -> None:
 # MIG ----------------------------------------------------------------------------------------------
 
 
-def test_mig_strategies(tmp_path: Path) -> None:
+def test_each_mig_strategy_gives_its_resources(tmp_path: Path) -> None:
     small, large = part(0, 1, "1g.18gb+me"), part(1, 2, "3g.71gb")
     partial = part(2, 3, "1c.3g.71gb")
     found = machine(tmp_path, gpu(0, 0, (small, large, partial)), gpu(1, 1))
@@ -332,14 +332,16 @@ def test_mig_strategies(tmp_path: Path) -> None:
         ((gpu(0, 0, (part(0, 1, "1g.18gb"), part(1, 2, "2g.35gb"))),), "must have one profile"),
     ],
 )
-def test_single_refuses_what_is_mixed(tmp_path: Path, gpus: tuple[Gpu, ...], why: str) -> None:
+def test_mig_strategy_single_refuses_mixed_gpus(
+    tmp_path: Path, gpus: tuple[Gpu, ...], why: str
+) -> None:
     others = paper.machine("amd", tmp_path / "amd", 1)
     state, warnings = offered(machine(tmp_path, *gpus), others, mig_strategy="single")
     assert [each.name for each in state.resources] == ["amd.com/gpu"]
     assert [why in each for each in warnings] == [True]
 
 
-def test_single_where_all_are_alike(tmp_path: Path) -> None:
+def test_mig_strategy_single_offers_uniform_mig_devices_as_gpus(tmp_path: Path) -> None:
     parts = [tuple(part(n, gi + n, "1g.18gb") for n in range(2)) for gi in (1, 5)]
     found = machine(tmp_path, gpu(0, 0, parts[0]), gpu(1, 1, parts[1]))
     one = only(offered(found, mig_strategy="single"))
@@ -357,7 +359,7 @@ def test_mig_mode_without_mig_devices_gives_a_warning(tmp_path: Path, strategy: 
     assert warnings == ["GPU 0 is in MIG mode and has no MIG device"]
 
 
-def test_a_gpu_whose_parts_alone_have_names_cant_be_given_by_name(tmp_path: Path) -> None:
+def test_a_gpu_in_mig_mode_without_a_cdi_name_is_unhealthy(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0, (part(0, 1, "1g.18gb"),)), gpu(1, 1))
     assert reasons(only(offered(found))) == ["", ""]
     one = only(offered(found, device_list_strategy=("envvar", "cdi-cri")))
@@ -367,7 +369,7 @@ def test_a_gpu_whose_parts_alone_have_names_cant_be_given_by_name(tmp_path: Path
 # Sharing ------------------------------------------------------------------------------------------
 
 
-def test_sharing(tmp_path: Path) -> None:
+def test_a_shared_resource_has_replicas_and_its_new_name(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0), gpu(1, 1))
     shared = {GPU: Sharing(GPU, 4, "nvidia.com/gpu.shared")}
     one = only(offered(found, sharing=shared, single_requests=True))
@@ -388,7 +390,7 @@ def test_sharing(tmp_path: Path) -> None:
         (("8GiB", "81GiB"), True, "is shared in 81GiB, and it has 80GiB"),
     ],
 )
-def test_shares_of_memory(
+def test_memory_shares_beyond_the_devices_memory_are_unhealthy(
     tmp_path: Path, memory: tuple[str, ...], overcommits: bool, reason: str
 ) -> None:
     found = machine(tmp_path, gpu(0, 0).but(memory=80 << 30)).but(version="615.10.01")
@@ -408,7 +410,7 @@ def test_shares_of_memory(
     assert State.from_line(answer[0].to_line()) == answer[0]
 
 
-def test_no_share_of_memory_of_what_has_no_limit(tmp_path: Path) -> None:
+def test_devices_without_memory_limits_cannot_be_shared_by_memory(tmp_path: Path) -> None:
     """By the driver's release; the other vendor's devices aren't in the kernel's dmem here."""
     shared = Sharing(GPU, 2, GPU, memory=("50%", "50%"))
     facts: dict[str, Any] = {"device_list_strategy": ("volume-mounts",)}
@@ -424,7 +426,7 @@ def test_single_requests_apply_only_to_shared_resources(tmp_path: Path) -> None:
     assert not only(offered(machine(tmp_path, gpu(0, 0)), single_requests=True)).single
 
 
-def test_two_resources_cant_have_one_name(tmp_path: Path) -> None:
+def test_two_resources_with_the_same_name_give_one_and_a_warning(tmp_path: Path) -> None:
     found = machine(tmp_path, gpu(0, 0))
     others = paper.machine("amd", tmp_path / "amd", 1)
     shared = {"amd.com/gpu": Sharing("amd.com/gpu", 2, GPU)}
@@ -436,7 +438,7 @@ def test_two_resources_cant_have_one_name(tmp_path: Path) -> None:
 # Other vendors ------------------------------------------------------------------------------------
 
 
-def test_amd(tmp_path: Path) -> None:
+def test_amd_gpus_are_offered_with_their_nodes(tmp_path: Path) -> None:
     one = only(offered(paper.machine("amd", tmp_path, 2)))
     assert one.name == "amd.com/gpu"
     assert one.mounts == "/var/run/amd-container-devices"
@@ -446,7 +448,7 @@ def test_amd(tmp_path: Path) -> None:
     assert "/dev/kfd" in {node.container for node in one.units[0].nodes}
 
 
-def test_gaudi_and_npu_by_their_address(tmp_path: Path) -> None:
+def test_gaudi_and_npu_devices_are_offered_by_pci_address(tmp_path: Path) -> None:
     gaudi = node_files.machine("gaudi", tmp_path / "gaudi", 2)
     npu = node_files.machine("intel_npu", tmp_path / "npu", 1)
     state, _ = offered(gaudi, npu)
@@ -462,7 +464,9 @@ def test_gaudi_and_npu_by_their_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("driver", ["i915", "xe"])
-def test_intel(tmp_path: Path, driver: str) -> None:
+def test_intel_gpus_and_virtual_functions_are_offered_by_driver(
+    tmp_path: Path, driver: str
+) -> None:
     found = node_files.machine("intel_gpu", tmp_path, 2, driver=driver, vfs=2)
     one = only(offered(found))
     assert one.name == f"gpu.intel.com/{driver}"
@@ -477,13 +481,13 @@ def test_intel(tmp_path: Path, driver: str) -> None:
 @pytest.mark.parametrize(
     ("chip", "name"), [("910B", "Ascend910"), ("310P", "Ascend310P"), ("950", "npu")]
 )
-def test_ascend(tmp_path: Path, chip: str, name: str) -> None:
+def test_ascend_resources_are_named_after_the_chip(tmp_path: Path, chip: str, name: str) -> None:
     one = only(offered(node_files.machine("ascend", tmp_path, 2, chip=chip)))
     assert one.name == f"huawei.com/{name}"
     assert [(unit.id, unit.selector) for unit in one.units] == [("npu-0",) * 2, ("npu-1",) * 2]
 
 
-def test_vnpus(tmp_path: Path) -> None:
+def test_vnpus_are_a_resource_of_their_own(tmp_path: Path) -> None:
     found = node_files.machine("ascend", tmp_path, 2, chip="910B", vnpus="100,101")
     state, _ = offered(found)
     assert ids(state) == {
@@ -495,14 +499,14 @@ def test_vnpus(tmp_path: Path) -> None:
     assert "/dev/davinci100" in {node.container for node in unit.nodes}
 
 
-def test_neurons_neighbours_are_near(tmp_path: Path) -> None:
+def test_linked_neuron_devices_are_reported_as_near(tmp_path: Path) -> None:
     one = only(offered(node_files.machine("neuron", tmp_path, 3)))
     first, second, third = (unit.id for unit in one.units)
     assert one.name == "aws.amazon.com/neuron"
     assert one.links == {first: {second: 1}, second: {first: 1, third: 1}, third: {second: 1}}
 
 
-def test_a_declared_kind(tmp_path: Path) -> None:
+def test_a_vendor_resource_is_named_after_its_cdi_kind(tmp_path: Path) -> None:
     tree = """
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.core.inventory.model import Device, Inventory, Node

@@ -60,7 +60,9 @@ def registered(kubelet: Kubelet, server: PluginServer) -> Kubelet:
 # Registration ------------------------------------------------------------------------------
 
 
-def test_registration(registered: Kubelet, folder: Path) -> None:
+def test_the_plugin_registers_with_version_socket_and_resource(
+    registered: Kubelet, folder: Path
+) -> None:
     [request] = registered.registrations
     assert (request.version, request.endpoint, request.resource) == ("v1beta1", SOCKET, GPU)
     assert request.prefers
@@ -69,12 +71,14 @@ def test_registration(registered: Kubelet, folder: Path) -> None:
     assert not mode & 0o077
 
 
-def test_options_when_asked_are_those_of_the_registration(registered: Kubelet) -> None:
+def test_device_plugin_options_equal_those_of_the_registration(registered: Kubelet) -> None:
     options = registered.call(GPU, "GetDevicePluginOptions", b"")
     assert wire.fields(options) == {2: 1}
 
 
-def test_devices(registered: Kubelet, server: PluginServer) -> None:
+def test_changed_devices_are_sent_without_a_new_registration(
+    registered: Kubelet, server: PluginServer
+) -> None:
     assert registered.devices(GPU)["GPU-3"] == nodes.Device("GPU-3", healthy=True, numa=(1,))
     server.report(gpus(lost=frozenset({3, 5})))
     registered.wait_for(GPU, healthy=6, capacity=8)
@@ -92,14 +96,16 @@ def test_same_list_is_not_sent_again(registered: Kubelet, server: PluginServer) 
     assert registered.messages == 2
 
 
-def test_newest_state_counts(registered: Kubelet, server: PluginServer) -> None:
+def test_the_newest_reported_state_is_sent(registered: Kubelet, server: PluginServer) -> None:
     for number in range(300):
         server.report(gpus(lost=frozenset({number % 8})))
     server.report(gpus(lost=frozenset({0, 1, 2})))
     registered.wait_for(GPU, healthy=5)
 
 
-def test_kubelet_that_comes_late(kubelet: Kubelet, server: PluginServer, folder: Path) -> None:
+def test_a_late_kubelet_gets_a_registration(
+    kubelet: Kubelet, server: PluginServer, folder: Path
+) -> None:
     server.report(gpus())
     server.wait_for_line(GPU, str(folder), "isn't there")
     folder.mkdir()
@@ -108,7 +114,7 @@ def test_kubelet_that_comes_late(kubelet: Kubelet, server: PluginServer, folder:
     kubelet.wait_for(GPU, healthy=8)
 
 
-def test_socket_of_a_kubelet_that_does_not_listen(
+def test_a_dead_kubelet_socket_is_reported_and_retried(
     kubelet: Kubelet, server: PluginServer, folder: Path
 ) -> None:
     folder.mkdir()
@@ -119,7 +125,7 @@ def test_socket_of_a_kubelet_that_does_not_listen(
         kubelet.wait_for(GPU, healthy=8)
 
 
-def test_kubelet_that_listens_later_on_the_same_socket(
+def test_a_kubelet_that_listens_later_gets_a_registration(
     kubelet: Kubelet, server: PluginServer, folder: Path
 ) -> None:
     """Between bind and listen a socket is there, and nothing says when it is listened on."""
@@ -169,14 +175,14 @@ def test_a_refused_registration_is_reported_once_and_retried(
     kubelet.wait_for(GPU, healthy=8)
 
 
-def test_another_version(kubelet: Kubelet, server: PluginServer) -> None:
+def test_an_unsupported_kubelet_version_is_reported(kubelet: Kubelet, server: PluginServer) -> None:
     kubelet.version = "v2"
     kubelet.start()
     server.report(gpus())
     server.wait_for_line(GPU, "refuses", "version")
 
 
-def test_slow_kubelet_is_asked_once(kubelet: Kubelet, server: PluginServer) -> None:
+def test_a_slow_kubelet_gets_one_registration(kubelet: Kubelet, server: PluginServer) -> None:
     kubelet.delay = 3.0
     kubelet.start()
     server.report(gpus())
@@ -187,7 +193,9 @@ def test_slow_kubelet_is_asked_once(kubelet: Kubelet, server: PluginServer) -> N
 # What ends a registration ------------------------------------------------------------------
 
 
-def test_restart_of_the_kubelet(registered: Kubelet, server: PluginServer) -> None:
+def test_a_restarted_kubelet_gets_the_current_devices(
+    registered: Kubelet, server: PluginServer
+) -> None:
     registered.stop()
     server.report(gpus(lost=frozenset({7})))
     server.wait_for_line("No kubelet answers")
@@ -195,7 +203,9 @@ def test_restart_of_the_kubelet(registered: Kubelet, server: PluginServer) -> No
     registered.wait_for(GPU, healthy=7, capacity=8)
 
 
-def test_new_kubelet_is_asked_without_a_pause(kubelet: Kubelet, server: PluginServer) -> None:
+def test_a_new_kubelet_gets_a_registration_without_delay(
+    kubelet: Kubelet, server: PluginServer
+) -> None:
     kubelet.refuse = "no"
     kubelet.start()
     server.report(gpus())
@@ -207,7 +217,9 @@ def test_new_kubelet_is_asked_without_a_pause(kubelet: Kubelet, server: PluginSe
     assert first.moment - last.moment < 2.5  # the pause would have been 3.2 seconds
 
 
-def test_without_inotify(kubelet: Kubelet, folder: Path) -> None:
+def test_restarts_of_the_kubelet_are_noticed_without_inotify(
+    kubelet: Kubelet, folder: Path
+) -> None:
     kubelet.start()
     with PluginServer(folder, inotify=False) as server:
         server.report(gpus())
@@ -218,7 +230,9 @@ def test_without_inotify(kubelet: Kubelet, folder: Path) -> None:
         kubelet.wait_for(GPU, healthy=8)
 
 
-def test_broken_stream(registered: Kubelet, server: PluginServer) -> None:
+def test_a_broken_stream_causes_a_new_registration(
+    registered: Kubelet, server: PluginServer
+) -> None:
     registered.break_stream(GPU)
     assert (registered.capacity(GPU), registered.allocatable(GPU)) == (8, 0)
     registered.wait_for(GPU, healthy=8)
@@ -227,14 +241,16 @@ def test_broken_stream(registered: Kubelet, server: PluginServer) -> None:
     registered.wait_for(GPU, healthy=7)
 
 
-def test_only_our_socket_is_removed(registered: Kubelet, folder: Path) -> None:
+def test_a_removed_plugin_socket_is_made_and_registered_again(
+    registered: Kubelet, folder: Path
+) -> None:
     (folder / SOCKET).unlink()
     registered.wait_until(lambda: len(registered.registrations) == 2, "registered again")
     registered.wait_for(GPU, healthy=8)
     assert (folder / SOCKET).is_socket()
 
 
-def test_our_socket_is_removed_while_it_registers(
+def test_a_socket_removed_during_registration_is_registered_again(
     kubelet: Kubelet, server: PluginServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kubelet waits for what it has removed itself: here, for longer than the test does."""
@@ -263,14 +279,16 @@ folder.identity = gone
 """
 
 
-def test_our_socket_is_removed_before_it_is_looked_at(kubelet: Kubelet, folder: Path) -> None:
+def test_a_socket_removed_at_once_is_made_again(kubelet: Kubelet, folder: Path) -> None:
     kubelet.start()
     with PluginServer(folder, first=REMOVED_AT_ONCE) as server:
         server.report(gpus())
         kubelet.wait_for(GPU, healthy=8)
 
 
-def test_only_the_kubelets_socket_is_a_new_one(registered: Kubelet, folder: Path) -> None:
+def test_a_replaced_kubelet_socket_causes_a_new_registration(
+    registered: Kubelet, folder: Path
+) -> None:
     live = folder.with_name(f"{folder.name}.live")
     (folder / nodes.REGISTRY).unlink()
     os.link(live, folder / nodes.REGISTRY)
@@ -278,7 +296,7 @@ def test_only_the_kubelets_socket_is_a_new_one(registered: Kubelet, folder: Path
     registered.wait_for(GPU, healthy=8)
 
 
-def test_folder_that_is_removed_and_made_again(
+def test_a_removed_plugin_folder_is_watched_again_when_recreated(
     registered: Kubelet, server: PluginServer, folder: Path
 ) -> None:
     registered.stop()
@@ -294,7 +312,9 @@ def test_folder_that_is_removed_and_made_again(
 # Resources that come and go ----------------------------------------------------------------
 
 
-def test_resource_that_comes_disturbs_no_other(registered: Kubelet, server: PluginServer) -> None:
+def test_an_added_resource_does_not_affect_the_others(
+    registered: Kubelet, server: PluginServer
+) -> None:
     server.report(gpus(), gpus(2, name=AMD))
     registered.wait_for(AMD, healthy=2)
     assert [each.resource for each in registered.registrations] == [GPU, AMD]
@@ -304,7 +324,7 @@ def test_resource_that_comes_disturbs_no_other(registered: Kubelet, server: Plug
         registered.wait_for(name, healthy=count)
 
 
-def test_resource_that_goes_sends_an_empty_list_first(
+def test_a_removed_resource_sends_an_empty_list_before_it_ends(
     registered: Kubelet, server: PluginServer, folder: Path
 ) -> None:
     server.report(gpus(), gpus(2, name=AMD))
@@ -320,7 +340,9 @@ def test_resource_that_goes_sends_an_empty_list_first(
     registered.wait_for(GPU, healthy=4)
 
 
-def test_resource_that_goes_and_comes_at_once(registered: Kubelet, server: PluginServer) -> None:
+def test_a_resource_removed_and_added_at_once_is_served(
+    registered: Kubelet, server: PluginServer
+) -> None:
     for _ in range(20):
         server.report()
         server.report(gpus())
@@ -329,7 +351,7 @@ def test_resource_that_goes_and_comes_at_once(registered: Kubelet, server: Plugi
     registered.wait_for(GPU, healthy=3)
 
 
-def test_resource_that_cannot_be_served_stops_no_other(
+def test_a_resource_that_cannot_be_served_does_not_affect_others(
     kubelet: Kubelet, server: PluginServer, folder: Path
 ) -> None:
     kubelet.start()
@@ -345,7 +367,9 @@ def test_resource_that_cannot_be_served_stops_no_other(
     kubelet.wait_for(GPU, healthy=8)
 
 
-def test_failure_of_ours_stays_with_its_resource(registered: Kubelet, server: PluginServer) -> None:
+def test_an_internal_failure_affects_only_its_resource(
+    registered: Kubelet, server: PluginServer
+) -> None:
     """Text that can't be encoded makes the list impossible to send."""
     [unit] = units(1)
     server.report(gpus(), replace(gpus(name="b.c/d"), units=(replace(unit, id="\ud800"),)))
@@ -379,7 +403,7 @@ def test_sockets_of_killed_servers_are_removed(
         assert plain.exists()
 
 
-def test_another_process_that_serves_is_left_alone_until_it_ends(
+def test_a_second_server_waits_until_the_first_one_ends(
     registered: Kubelet, server: PluginServer, folder: Path
 ) -> None:
     with PluginServer(folder) as second:
@@ -394,7 +418,9 @@ def test_another_process_that_serves_is_left_alone_until_it_ends(
 # Answers -----------------------------------------------------------------------------------
 
 
-def test_allocation(registered: Kubelet, server: PluginServer) -> None:
+def test_allocation_gives_distinct_devices_until_none_is_left(
+    registered: Kubelet, server: PluginServer
+) -> None:
     answers = registered.admit("pod", {GPU: 2})
     assert set(answers["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")) == set(answers["ids"][GPU])
     assert [method for method, *_ in registered.calls] == ["GetPreferredAllocation", "Allocate"]
@@ -405,7 +431,7 @@ def test_allocation(registered: Kubelet, server: PluginServer) -> None:
         registered.admit("third", {GPU: 1})
 
 
-def test_running_pods_keep_what_they_have(registered: Kubelet) -> None:
+def test_running_pods_keep_their_devices_after_a_kubelet_restart(registered: Kubelet) -> None:
     answers = registered.admit("pod", {GPU: 2})
     calls = len(registered.calls)
     registered.restart()
@@ -414,14 +440,14 @@ def test_running_pods_keep_what_they_have(registered: Kubelet) -> None:
     assert len(registered.calls) == calls
 
 
-def test_unknown_id(registered: Kubelet) -> None:
+def test_an_unknown_id_in_an_allocation_is_refused(registered: Kubelet) -> None:
     request = wire.message((1, wire.message((1, "GPU-0"), (1, "GPU-77"))))
     with pytest.raises(grpc.RpcError, match="no device 'GPU-77'") as caught:
         registered.call(GPU, "Allocate", request)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_several_containers_and_none(registered: Kubelet) -> None:
+def test_allocations_for_several_or_no_containers_are_answered(registered: Kubelet) -> None:
     containers = [wire.message((1, f"GPU-{number}")) for number in range(8)]
     text = registered.call(GPU, "Allocate", wire.message(*((1, each) for each in containers)))
     found = [wire.mapping(each, 1)["NVIDIA_VISIBLE_DEVICES"] for each in wire.messages(text, 1)]
@@ -431,19 +457,19 @@ def test_several_containers_and_none(registered: Kubelet) -> None:
     assert registered.call(GPU, "PreStartContainer", wire.message((1, "GPU-1"))) == b""
 
 
-def test_preference(registered: Kubelet) -> None:
+def test_a_preferred_allocation_includes_required_devices(registered: Kubelet) -> None:
     chosen = registered.preferred(GPU, ["GPU-5", "GPU-2", "GPU-7"], ["GPU-7"], 2)
     assert len(chosen) == 2
     assert "GPU-7" in chosen
 
 
-def test_request_that_is_no_message(registered: Kubelet) -> None:
+def test_an_invalid_request_is_refused_and_the_server_continues(registered: Kubelet) -> None:
     with pytest.raises(grpc.RpcError):
         registered.call(GPU, "Allocate", b"\xff\xff\xff")
     assert registered.admit("pod", {GPU: 1})["ids"]
 
 
-def test_allocation_while_a_kubelet_does_not_read_its_list(
+def test_allocation_works_while_the_kubelet_reads_no_list(
     registered: Kubelet, server: PluginServer
 ) -> None:
     with registered.reading_nothing():
@@ -457,7 +483,9 @@ def test_allocation_while_a_kubelet_does_not_read_its_list(
 # The end -----------------------------------------------------------------------------------
 
 
-def test_end(registered: Kubelet, server: PluginServer, folder: Path) -> None:
+def test_stopping_the_server_removes_its_socket_and_keeps_capacity(
+    registered: Kubelet, server: PluginServer, folder: Path
+) -> None:
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 4
@@ -468,7 +496,9 @@ def test_end(registered: Kubelet, server: PluginServer, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_end_while_it_registers(kubelet: Kubelet, server: PluginServer, refuses: bool) -> None:
+def test_stopping_during_registration_is_fast(
+    kubelet: Kubelet, server: PluginServer, refuses: bool
+) -> None:
     kubelet.delay = 0.0 if refuses else 5.0
     kubelet.refuse = "no" if refuses else ""
     kubelet.start()
@@ -479,13 +509,17 @@ def test_end_while_it_registers(kubelet: Kubelet, server: PluginServer, refuses:
     assert time.monotonic() - began < 4
 
 
-def test_end_of_the_supervisor(registered: Kubelet, server: PluginServer, folder: Path) -> None:
+def test_the_server_ends_with_its_supervisor(
+    registered: Kubelet, server: PluginServer, folder: Path
+) -> None:
     server.hang_up()
     assert server.process.wait(nodes.PATIENCE_S) == 0
     assert nodes.sockets(folder) == [folder / nodes.REGISTRY]
 
 
-def test_state_that_cannot_be_understood(registered: Kubelet, server: PluginServer) -> None:
+def test_an_invalid_state_ends_the_server_with_an_error(
+    registered: Kubelet, server: PluginServer
+) -> None:
     server.send(b'{"resources": 1}\n')
     assert server.process.wait(nodes.PATIENCE_S) == 1
 
@@ -494,7 +528,7 @@ def test_state_that_cannot_be_understood(registered: Kubelet, server: PluginServ
 
 
 @pytest.mark.parametrize("package", ["grpc", "google.protobuf"])
-def test_missing_extra(package: str) -> None:
+def test_a_missing_python_package_is_reported(package: str) -> None:
     code = f"""
 import sys
 from gpuhook.cluster.kubelet_endpoint.supervisor import check_packages

@@ -3,7 +3,7 @@
 from gpuhook.cluster.device_plugin.state import Node, Resource, State, Unit
 
 
-def test_a_line_and_back() -> None:
+def test_a_state_survives_conversion_to_a_line_and_back() -> None:
     unit = Unit("GPU-1", "0", "nvidia.com/gpu=0", "GPU-1", (Node("/a", "/b"),), 1, "Lost.")
     links = {"GPU-1": {"GPU-2": 3}}
     one = Resource("nvidia.com/gpu", "nvidia", "V", "/m", (unit,), 2, True, {"A": "b"}, links)

@@ -36,7 +36,7 @@ def probe(folder: Path) -> str:
     return done.stdout
 
 
-def test_ready_while_it_is_registered(folder: Path) -> None:
+def test_the_status_is_ready_only_while_registered(folder: Path) -> None:
     kubelet = Kubelet(folder / "dp")
     assert "hasn't run yet" in probe(folder)
     with PluginServer(folder / "dp", state_dir=f"{folder}/state") as server:
@@ -61,7 +61,7 @@ def test_ready_while_it_is_registered(folder: Path) -> None:
     assert "isn't active" in probe(folder)
 
 
-def test_an_update_takes_the_file_over(folder: Path) -> None:
+def test_a_newer_instance_takes_over_the_status_file(folder: Path) -> None:
     state, kubelet = f"{folder}/state", Kubelet(folder / "one")
     with PluginServer(folder / "one", state_dir=state) as before:
         kubelet.wait_until(lambda: "no device" in probe(folder), "the first one serves")
@@ -75,7 +75,7 @@ def test_an_update_takes_the_file_over(folder: Path) -> None:
     assert len(probe(folder)) < 1000
 
 
-def test_without_a_state_folder(folder: Path) -> None:
+def test_without_a_state_folder_no_status_is_written(folder: Path) -> None:
     file = StatusFile("")
     file.set(AMD, "")
     file.keep()

@@ -36,7 +36,7 @@ def written(folder: Path, document: object) -> str:
     return str(path)
 
 
-def test_a_pod(tmp_path: Path) -> None:
+def test_access_in_a_pod_is_found_from_its_environment(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     access = find(environ=environ, secrets=str(tmp_path))
@@ -49,7 +49,7 @@ def test_a_pod(tmp_path: Path) -> None:
         find(environ={})
 
 
-def test_another_address(tmp_path: Path) -> None:
+def test_an_explicit_server_address_is_used(tmp_path: Path) -> None:
     assert find(server="https://a.b/c/", environ={}).prefix == "/c"
     path = written(tmp_path, config({"token": "t"}))
     assert find(path, "https://other").server == "https://other"
@@ -65,12 +65,12 @@ def test_another_address(tmp_path: Path) -> None:
     ["http://a", "https://", "a:6443", "https://u:p@a", "https://a:0x1", "https://a/?b",
      "https://a b", "https://a\r\nX: y", "https://[::1", "file:///etc/passwd"],
 )  # fmt: skip
-def test_addresses_that_get_no_token(server: str) -> None:
+def test_addresses_without_valid_tls_are_refused(server: str) -> None:
     with pytest.raises(PluginError, match="address can't be"):
         find(server=server, environ={})
 
 
-def test_tokens_and_files_of_a_kubeconfig(tmp_path: Path) -> None:
+def test_token_and_server_name_of_a_kubeconfig_are_used(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("from a file")
     access = find(written(tmp_path, config({"token": "given"})))
     assert (access.server, access.token()) == (SERVER, "given")
@@ -83,7 +83,7 @@ def test_tokens_and_files_of_a_kubeconfig(tmp_path: Path) -> None:
     assert find(written(tmp_path, config({}, cluster))).server_name == "kubernetes"
 
 
-def test_certificates_as_files_and_as_data(tmp_path: Path) -> None:
+def test_certificates_are_read_from_files_or_data(tmp_path: Path) -> None:
     certify(tmp_path)
     names = {"client-certificate": "client.crt", "client-key": "client.key"}
     authority = {"server": SERVER, "certificate-authority": "ca.crt"}
@@ -141,7 +141,7 @@ def test_a_document_that_is_no_kubeconfig_is_refused(tmp_path: Path, document: o
         find(written(tmp_path, document))
 
 
-def test_files_that_can_t_be_read(tmp_path: Path) -> None:
+def test_unreadable_access_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="No such file"):
         find(f"{tmp_path}/none")
     (tmp_path / "bad").write_text("a: [")
@@ -155,7 +155,9 @@ def test_files_that_can_t_be_read(tmp_path: Path) -> None:
         access.context()
 
 
-def test_an_authority_without_key_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_authority_without_key_usage_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many clusters have one; Python 3.13 on is strict about it, unless told otherwise."""
     certify(tmp_path)
     default = ssl.create_default_context
@@ -198,7 +200,7 @@ def test_an_encrypted_client_key_is_refused_without_a_prompt(tmp_path: Path) -> 
     "kubeconfig-way", "DRA: nobody else has a hand in a kubeconfig", instead="text = _read(path)"
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has nobody above it")
-def test_another_user_s_kubeconfig(tmp_path: Path) -> None:
+def test_a_kubeconfig_in_another_users_folder_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, config({"token": "t"}))
     folder = tmp_path / "theirs"
     folder.mkdir()
@@ -212,7 +214,9 @@ def test_another_user_s_kubeconfig(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
 @pytest.mark.parametrize("name", ["kubeconfig", "ca.crt", "client.crt", "client.key", "token"])
 @pytest.mark.parametrize("how", ["mode", "owner"])
-def test_files_that_others_may_change(tmp_path: Path, name: str, how: str) -> None:
+def test_access_files_that_others_can_change_are_refused(
+    tmp_path: Path, name: str, how: str
+) -> None:
     """A user who can write one of them chooses the server, and so the allocated devices."""
     certify(tmp_path)
     (tmp_path / "token").write_text("t")

@@ -41,7 +41,7 @@ EXACTLY = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "coun
 FIRST = {"name": "other", "firstAvailable": [{"name": "big", "deviceClassName": "a"}]}
 
 
-def test_a_claim(api: ApiServer) -> None:
+def test_a_claim_is_read_with_one_request(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY, FIRST])
     found = cluster(api)[0].claim("default", "c1", uid)
     assert found["spec"]["devices"]["requests"] == [EXACTLY, FIRST]
@@ -50,7 +50,7 @@ def test_a_claim(api: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
-def test_older_clusters(api: ApiServer, version: str) -> None:
+def test_claims_of_older_api_versions_are_converted(api: ApiServer, version: str) -> None:
     api.versions = [version, "v1alpha3"]
     flat = {"name": "gpu", "deviceClassName": "gpu.nvidia.com", "count": 2}
     uid = claim(api, [flat if version == "v1beta1" else EXACTLY, FIRST])
@@ -61,7 +61,7 @@ def test_older_clusters(api: ApiServer, version: str) -> None:
     assert api.count("GET", "/v1/") == api.count("GET", "k8s.io") - 3 == 1
 
 
-def test_a_cluster_without(api: ApiServer) -> None:
+def test_a_cluster_without_the_claims_api_is_an_error(api: ApiServer) -> None:
     api.versions = []
     with pytest.raises(PluginError, match="serves no version of"):
         cluster(api)[0].claim("default", "c1", "u")
@@ -93,7 +93,7 @@ def test_a_404_that_is_not_from_kubernetes_does_not_mean_a_claim_is_gone(api: Ap
     assert cluster(api)[0].claim("default", "c1", uid)
 
 
-def test_a_server_that_fails_for_a_while(api: ApiServer) -> None:
+def test_a_claim_is_read_again_after_a_temporary_failure(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     api.fail(500)
     api.fail(429, retry_after="1")
@@ -104,7 +104,7 @@ def test_a_server_that_fails_for_a_while(api: ApiServer) -> None:
         cluster(api, patience=0.5)[0].claim("default", "c1", uid)
 
 
-def test_reports_of_two_nodes(api: ApiServer) -> None:
+def test_status_reports_of_two_nodes_do_not_affect_each_other(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     here, said = cluster(api)
     there, _ = cluster(api, "n2")
@@ -119,7 +119,7 @@ def test_reports_of_two_nodes(api: ApiServer) -> None:
     assert said == []
 
 
-def test_reports_that_fail(api: ApiServer) -> None:
+def test_failed_status_reports_are_logged_once(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     asking, said = cluster(api)
     asking.report("default", "c2", uid, [DEVICE])  # gone: nobody reads it
@@ -134,7 +134,7 @@ def test_reports_that_fail(api: ApiServer) -> None:
     assert len(said) == 2
 
 
-def test_reports_that_a_cluster_drops(api: ApiServer) -> None:
+def test_a_cluster_that_drops_status_reports_is_logged_once(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     api.lacking = {"devices"}
     asking, said = cluster(api)

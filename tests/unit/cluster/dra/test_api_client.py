@@ -43,7 +43,7 @@ def events(watch: Watch, count: int) -> list[dict[str, object]]:
     return found
 
 
-def test_an_object(api: ApiServer) -> None:
+def test_an_object_is_read_and_a_missing_one_is_an_error(api: ApiServer) -> None:
     assert client(api).ask("GET", NODE)["metadata"]["name"] == "n1"
     with pytest.raises(ApiError, match="refuses GET of /api/v1/nodes/n2: n2 not found") as caught:
         client(api).ask("GET", "/api/v1/nodes/n2")
@@ -51,7 +51,7 @@ def test_an_object(api: ApiServer) -> None:
     assert not caught.value.may_pass
 
 
-def test_a_token_that_is_renewed(api: ApiServer) -> None:
+def test_a_renewed_token_is_read_from_its_file(api: ApiServer) -> None:
     asking = client(api)
     asking.ask("GET", NODE)
     api.tokens = {"new"}
@@ -61,14 +61,14 @@ def test_a_token_that_is_renewed(api: ApiServer) -> None:
     asking.ask("GET", NODE)
 
 
-def test_a_client_s_certificate(api: ApiServer) -> None:
+def test_a_client_certificate_gives_access(api: ApiServer) -> None:
     folder = api.folder
     key, crt = f"{folder}/client.key", f"{folder}/client.crt"
     access = Access(api.url, f"{folder}/ca.crt", certificate=crt, key=key)
     assert Client(access).ask("GET", NODE)
 
 
-def test_a_server_that_isn_t_the_one(api: ApiServer, tmp_path: Path) -> None:
+def test_a_server_with_an_untrusted_certificate_is_refused(api: ApiServer, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     certify(other)
@@ -82,7 +82,7 @@ def test_a_server_that_isn_t_the_one(api: ApiServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.protects("no-token-said", "DRA: no sentence has a token in it")
-def test_no_error_has_the_token(api: ApiServer) -> None:
+def test_no_error_message_contains_the_token(api: ApiServer) -> None:
     """The server of the tests says in its errors what it was sent, as proxies do."""
     api.fail(500)
     with pytest.raises(ApiError, match=r"broken for Bearer \[token\]") as caught:
@@ -98,7 +98,9 @@ def test_a_refused_connection_is_an_error_that_may_pass(api: ApiServer) -> None:
     assert caught.value.may_pass
 
 
-def test_the_second_address(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_address_is_tried_when_the_first_is_silent(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server with two names' worth of addresses, of which the first takes and says nothing."""
     look_up = socket.getaddrinfo
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -113,7 +115,7 @@ def test_the_second_address(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".com", "\xdf" + "a" * 63])
-def test_a_name_that_is_none(api: ApiServer, host: str) -> None:
+def test_an_invalid_host_name_is_an_api_error(api: ApiServer, host: str) -> None:
     with pytest.raises(ApiError, match="can't be asked"):
         client(api, f"https://{host}").ask("GET", NODE)
 
@@ -124,7 +126,7 @@ def test_a_name_that_is_none(api: ApiServer, host: str) -> None:
     instead="self._inner.settimeout(5)",
 )
 @pytest.mark.parametrize("what", [HANG, DRIP])
-def test_a_server_that_takes_its_time(api: ApiServer, what: str) -> None:
+def test_a_slow_server_causes_a_timeout(api: ApiServer, what: str) -> None:
     """Also one that sends a byte now and then, which no limit of a single wait would end."""
     api.fail(what)
     began = time.monotonic()
@@ -134,7 +136,7 @@ def test_a_server_that_takes_its_time(api: ApiServer, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", [CUT, GARBAGE])
-def test_an_answer_that_is_none(api: ApiServer, what: str) -> None:
+def test_an_invalid_answer_is_a_temporary_error(api: ApiServer, what: str) -> None:
     api.fail(what)
     with pytest.raises(ApiError, match="can't be asked") as caught:
         client(api).ask("GET", NODE)
@@ -157,7 +159,7 @@ def test_retry_after_sets_the_pause_within_limits(api: ApiServer) -> None:
         assert (caught.value.pause, caught.value.may_pass) == (expected, True)
 
 
-def test_insisting(api: ApiServer) -> None:
+def test_failed_requests_are_retried_until_the_deadline(api: ApiServer) -> None:
     slept: list[float] = []
     asking = Client(client(api).access, sleep=slept.append)
     api.fail(429, retry_after="2")
@@ -193,7 +195,7 @@ def begun() -> Iterator[Callable[[Client, dict[str, str]], Watch]]:
 Begun = Callable[[Client, dict[str, str]], Watch]
 
 
-def test_a_watch(api: ApiServer, begun: Begun) -> None:
+def test_a_watch_reports_matching_events_until_it_is_cut(api: ApiServer, begun: Begun) -> None:
     query = {"resourceVersion": "0", "fieldSelector": "spec.nodeName=n1"}
     watch = begun(client(api), query)
     for node in ("n1", "n2", "n1"):
@@ -208,20 +210,20 @@ def test_a_watch(api: ApiServer, begun: Begun) -> None:
     assert watch.is_over
 
 
-def test_a_watch_that_ends_as_asked(api: ApiServer, begun: Begun) -> None:
+def test_a_watch_ends_after_its_requested_time(api: ApiServer, begun: Begun) -> None:
     watch = begun(client(api), {"timeoutSeconds": "1"})
     assert events(watch, 1) == []
     assert watch.is_over
 
 
-def test_a_watch_of_what_is_forgotten(api: ApiServer) -> None:
+def test_a_watch_of_an_expired_version_is_an_error(api: ApiServer) -> None:
     api.forget()
     with pytest.raises(ApiError) as caught:
         client(api).watch(SLICES, {"resourceVersion": "5"})
     assert caught.value.status == 410
 
 
-def test_a_watch_that_is_none(api: ApiServer, begun: Begun) -> None:
+def test_an_invalid_watch_is_an_error(api: ApiServer, begun: Begun) -> None:
     asking = client(api)
     watch = begun(asking, {})
     api.cut_watches(b"<html>\n")
@@ -232,7 +234,7 @@ def test_a_watch_that_is_none(api: ApiServer, begun: Begun) -> None:
     assert events(watch, 1) == []  # no line of it was whole
 
 
-def test_many_at_once(api: ApiServer) -> None:
+def test_concurrent_requests_are_all_answered(api: ApiServer) -> None:
     asking = client(api)
     threads = [threading.Thread(target=asking.ask, args=("GET", NODE)) for _ in range(20)]
     for each in threads:
@@ -243,7 +245,7 @@ def test_many_at_once(api: ApiServer) -> None:
 
 
 @given(some.lists(some.binary(min_size=1, max_size=40)), some.data())
-def test_chunks_in_any_pieces(bodies: list[bytes], data: some.DataObject) -> None:
+def test_chunks_are_decoded_from_any_pieces(bodies: list[bytes], data: some.DataObject) -> None:
     raw = b"".join(b"%x;a=b\r\n%s\r\n" % (len(each), each) for each in bodies) + b"0\r\n\r\n"
     chunks, found = _Chunks(), b""
     while raw:
@@ -255,7 +257,7 @@ def test_chunks_in_any_pieces(bodies: list[bytes], data: some.DataObject) -> Non
 
 
 @given(some.binary(max_size=200))
-def test_chunks_that_are_none(raw: bytes) -> None:
+def test_invalid_chunks_raise_only_value_error(raw: bytes) -> None:
     try:
         assert len(_Chunks().feed(raw)) <= len(raw)
     except ValueError:
@@ -266,7 +268,7 @@ def test_chunks_that_are_none(raw: bytes) -> None:
 @pytest.mark.parametrize(
     "name", ["", "..", "a/b", "a%2f", "A", "a\n", "a b", "a..b", "-a", "x" * 254]
 )
-def test_names_that_lead_elsewhere(name: str) -> None:
+def test_invalid_object_names_are_refused(name: str) -> None:
     with pytest.raises(PluginError, match="can't be the name"):
         segment(name)
     assert segment("gpu-1.example.com") == "gpu-1.example.com"

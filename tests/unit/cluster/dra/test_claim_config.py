@@ -42,7 +42,7 @@ def plan(kind: str = "GpuConfig", **parameters: Any) -> Any:
         ({"strategy": "MPS", "mpsConfig": {EACH: {}, "multiUser": False}}, MPS),
     ],
 )
-def test_null_is_as_if_it_were_not_there(sharing: Any, found: dict[str, Any]) -> None:
+def test_null_values_count_as_missing(sharing: Any, found: dict[str, Any]) -> None:
     assert plan(sharing=sharing) == found
 
 
@@ -50,11 +50,11 @@ def test_null_is_as_if_it_were_not_there(sharing: Any, found: dict[str, Any]) ->
     "sharing",
     [None, {"strategy": "TimeSlicing", "mpsConfig": None, "timeSlicingConfig": {"interval": None}}],
 )
-def test_null_for_parts(sharing: Any) -> None:
+def test_null_values_of_mig_configurations_count_as_missing(sharing: Any) -> None:
     assert plan("MigDeviceConfig", sharing=sharing) == {}
 
 
-def test_null_of_our_own() -> None:
+def test_null_values_of_gpuhooks_configuration_count_as_missing() -> None:
     told = {"apiVersion": configs.API, "kind": configs.KIND, "memory": None}
     given = {"opaque": {"driver": "d", "parameters": told}}
     nvidia = registry.KNOWN["nvidia"]
@@ -64,7 +64,7 @@ def test_null_of_our_own() -> None:
 @pytest.mark.parametrize(
     "sharing", [{"color": None}, {"strategy": "MPS", "mpsConfig": {"x": None}}]
 )
-def test_null_makes_no_field_known(sharing: Any) -> None:
+def test_an_unknown_field_is_refused_even_if_null(sharing: Any) -> None:
     with pytest.raises(RequestError, match="knows no"):
         plan(sharing=sharing)
 
@@ -90,20 +90,22 @@ def effect(limits: Any, *devices: str) -> dict[str, Any]:
         ({"GPU-a": 2 * GIB, "1": "3Gi"}, {"GPU-a": 2 * GIB, "GPU-b": 3 * GIB}),
     ],
 )
-def test_limits_of_each_device(limits: dict[str, Any], found: dict[str, int]) -> None:
+def test_memory_limits_of_each_device_are_applied(
+    limits: dict[str, Any], found: dict[str, int]
+) -> None:
     made = effect({EACH: limits}, "GPU-b", "GPU-a")
     assert made["limits"] == found
     assert made["memory"] == 8 * GIB
 
 
 @pytest.mark.parametrize("name", ["2", "-1", "GPU-c", "", "01", " 0"])
-def test_limits_of_devices_that_the_claim_has_not(name: str) -> None:
+def test_limits_of_devices_that_are_not_in_the_claim_are_refused(name: str) -> None:
     with pytest.raises(RequestError, match=EACH):
         effect({EACH: {name: "4Gi"}}, "GPU-b", "GPU-a")
 
 
 @pytest.mark.parametrize("size", [None, 0, "1Ki", "much", True, {}])
-def test_limits_that_are_no_sizes(size: Any) -> None:
+def test_limits_with_an_invalid_size_are_refused(size: Any) -> None:
     with pytest.raises(RequestError, match="such as 8Gi"):
         plan(sharing={"strategy": "MPS", "mpsConfig": {EACH: {"0": size}}})
 
@@ -171,9 +173,7 @@ PARAMETERS: some.SearchStrategy[Any] = some.fixed_dictionaries(
     some.sampled_from(["nvidia", "amd"]),
     some.booleans(),
 )
-def test_any_configuration_is_understood_or_refused(
-    every: list[Any], vendor: str, is_part: bool
-) -> None:
+def test_any_configuration_is_read_or_refused(every: list[Any], vendor: str, is_part: bool) -> None:
     """In a sentence that a claim's status can have, and never by another error."""
     given = [{"source": "FromClaim", "opaque": {"driver": "d", "parameters": one}} for one in every]
     error, found = "", configs.Wish()

@@ -18,7 +18,7 @@ PART = Held(device="mig-1", vendor="nvidia", unit="MIG-1", whole="GPU-a")
 
 @pytest.mark.protects("dra-not-shared", "DRA: no claim gets a device that MPS shares")
 @pytest.mark.parametrize("held", [HELD, PART], ids=["the GPU", "a part of it"])
-def test_mps_that_has_started_meanwhile(held: Held, tmp_path: Path) -> None:
+def test_a_device_shared_by_mps_meanwhile_is_refused_to_a_claim(held: Held, tmp_path: Path) -> None:
     """After the service has looked at the ledger, and before the claim's work has its lock."""
     tmp_path.chmod(0o755)
     config = Config()

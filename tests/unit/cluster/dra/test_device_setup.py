@@ -30,7 +30,7 @@ def effects(**failures: DriverError) -> Effects:
 
 
 @pytest.mark.protects("dra-undone", "what a claim did isn't forgotten while the driver fails")
-def test_while_the_driver_fails_nothing_is_forgotten(tmp_path: Path) -> None:
+def test_changes_are_not_forgotten_while_the_driver_fails(tmp_path: Path) -> None:
     failing = effects(nvidia=DriverError("it hangs", "wait"))
     for record in (SLICE, mps(tmp_path)):
         with pytest.raises(DriverError, match="it hangs"):
@@ -38,7 +38,7 @@ def test_while_the_driver_fails_nothing_is_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.protects("dra-undone", "what a claim did isn't forgotten while the driver fails")
-def test_without_a_driver_daemons_end_all_the_same(
+def test_without_a_driver_mps_daemons_are_still_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []

@@ -52,7 +52,9 @@ def classes(made: list[Object]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("vendor", SAMPLES)
-def test_every_vendor(vendor: str, tmp_path: Path) -> None:
+def test_every_vendors_devices_are_published_and_match_its_class(
+    vendor: str, tmp_path: Path
+) -> None:
     expected = SAMPLES[vendor].claim
     driver, name, claim = expected.driver, expected.device, expected.expression
     made = published(paper.machine(vendor, tmp_path))
@@ -69,7 +71,9 @@ def test_every_vendor(vendor: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", declared_vendors.tables())
-def test_declared_vendors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declared_vendors_devices_are_published(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "config.toml"
     file.write_text(declared_vendors.tables()[name])
     config = load(str(file))
@@ -84,13 +88,13 @@ def test_declared_vendors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(devices(made)) == len(inventory.devices) > 0
 
 
-def test_yaml_is_what_json_is(tmp_path: Path) -> None:
+def test_yaml_and_json_output_are_equal(tmp_path: Path) -> None:
     made = published(paper.machine("amd", tmp_path))
     text = "".join(to_text(each, "yaml") for each in made)
     assert [*yaml.safe_load_all(text)] == json.loads(json.dumps(made)) == made
 
 
-def test_several_vendors_of_one_machine(tmp_path: Path) -> None:
+def test_devices_of_several_vendors_are_published_separately(tmp_path: Path) -> None:
     inventories = [paper.machine(name, tmp_path / name, 2) for name in SAMPLES]
     found = check(published(*inventories))
     assert len({each.spec.driver for each in found}) == len(SAMPLES)
@@ -103,7 +107,7 @@ def test_several_vendors_of_one_machine(tmp_path: Path) -> None:
     ("vendor", "gone", "few"),
     [("amd", {"unplug": "1"}, 3), ("gaudi", {"gap": "1"}, 3)],
 )
-def test_names_stay_when_a_device_is_gone(
+def test_device_names_are_unchanged_when_another_is_gone(
     vendor: str, gone: dict[str, Any], few: int, tmp_path: Path
 ) -> None:
     before = devices(published(paper.machine(vendor, tmp_path / "before")))
@@ -112,14 +116,14 @@ def test_names_stay_when_a_device_is_gone(
     assert {*after} < {*before}
 
 
-def test_names_of_cards_that_moved(tmp_path: Path) -> None:
+def test_device_names_are_unchanged_when_card_numbers_change(tmp_path: Path) -> None:
     """A management controller that came first at this boot gave every card another number."""
     before = devices(published(paper.machine("amd", tmp_path / "before")))
     after = devices(published(paper.machine("amd", tmp_path / "after", bmc="yes")))
     assert [*after] == [*before]
 
 
-def test_amd_partitions_share_their_gpus_memory(tmp_path: Path) -> None:
+def test_amd_partitions_have_their_share_of_the_gpus_memory(tmp_path: Path) -> None:
     made = published(paper.machine("amd", tmp_path, 2, split="0", memory="NPS4"))
     found = check(made)
     parts = chosen(found, 'device.attributes["gpu.amd.com"].type == "amdgpu-partition"')
@@ -129,13 +133,13 @@ def test_amd_partitions_share_their_gpus_memory(tmp_path: Path) -> None:
     assert devices(made)[parts[0]]["capacity"]["memory"]["value"] == "24Gi"
 
 
-def test_virtual_functions_and_not_their_gpu(tmp_path: Path) -> None:
+def test_virtual_functions_are_published_without_their_gpu(tmp_path: Path) -> None:
     made = published(paper.machine("intel_gpu", tmp_path, 2, vfs=2))
     kinds = [each["attributes"]["type"]["string"] for each in devices(made).values()]
     assert sorted(kinds) == ["gpu", "vf", "vf"]
 
 
-def test_other_names(tmp_path: Path) -> None:
+def test_configured_pool_and_driver_names_are_used(tmp_path: Path) -> None:
     choices = Choices("n1", pool="rack/n1", drivers={"amd": "gpu.example.com"})
     made = published(paper.machine("amd", tmp_path), choices=choices)
     [slice_] = check(made)
@@ -152,13 +156,13 @@ def test_other_names(tmp_path: Path) -> None:
         Choices("n1", kubernetes=(1, 33)),
     ],
 )  # fmt: skip
-def test_names_that_cannot_be(choices: Choices, tmp_path: Path) -> None:
+def test_invalid_pool_driver_or_node_names_are_refused(choices: Choices, tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         published(paper.machine("amd", tmp_path), choices=choices)
 
 
 @given(some.text(), some.text())
-def test_any_words_make_a_name(one: str, other: str) -> None:
+def test_any_text_gives_a_valid_device_name(one: str, other: str) -> None:
     assert dra_label(device_name(one, other))
 
 
@@ -169,7 +173,7 @@ def dra_label(name: str) -> bool:
 ALLOWED = "abcdefghijklmnopqrstuvwxyz0123456789-"
 
 
-def test_long_names_stay_apart() -> None:
+def test_long_device_names_stay_distinct() -> None:
     long = ["a" * 80 + end for end in ("b", "c")]
     assert len({device_name(each) for each in long}) == 2
 
@@ -181,12 +185,12 @@ def test_long_names_stay_apart() -> None:
         ("6.8.0-49-generic", "6.8.0"), ("25.0.rc1.1", "25.0.0"), ("of the kernel", ""), ("", ""),
     ],
 )  # fmt: skip
-def test_versions(text: str, version: str) -> None:
+def test_driver_versions_become_semantic_versions(text: str, version: str) -> None:
     assert semantic(text) == version
 
 
 @given(some.integers(0, 1 << 62))
-def test_quantities(count: int) -> None:
+def test_quantities_are_written_exactly(count: int) -> None:
     from kubernetes.utils.quantity import parse_quantity  # noqa: PLC0415
 
     assert parse_quantity(quantity(count)) == count
@@ -212,7 +216,7 @@ def test_a_device_without_its_node_is_tainted(tmp_path: Path) -> None:
     assert sum("taints" in each for each in devices(made).values()) == 1
 
 
-def test_a_driver_that_fails_leaves_the_others(tmp_path: Path) -> None:
+def test_without_nvml_gpus_are_published_without_its_values(tmp_path: Path) -> None:
     """NVML can't be called here: the GPUs are there, without values that only NVML has."""
     nvidia = machines.machine(machines.gpu(0, 3))
     vendor = contract.load(registry.KNOWN["nvidia"])
@@ -231,7 +235,7 @@ def test_a_driver_that_fails_leaves_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shares", [0, 3, 4])
 @pytest.mark.parametrize("release", [(1, 34), (1, 35)])
-def test_shares_of_memory(
+def test_the_default_of_a_claim_is_one_memory_share(
     shares: int, release: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that says nothing gets all of a device's memory, or one share of it."""
@@ -286,7 +290,7 @@ def test_devices_shared_by_mps_are_not_published(words: str, kept: set[int]) -> 
 
 
 @pytest.mark.protects("dra-mps-withheld", "DRA: no device of [gpuhook.mps] is offered to claims")
-def test_parts_of_what_mps_shares_are_not_published() -> None:
+def test_partitions_of_a_gpu_shared_by_mps_are_not_published() -> None:
     parts = (machines.mig(0, 1, 1, 2), machines.mig(1, 2, 12, 13))
     inventory = machines.machine(machines.gpu(0, 3, parts), machines.gpu(1, 4))
     config = Config()
@@ -358,11 +362,11 @@ def test_a_pool_without_devices_is_one_empty_slice(many: Any) -> None:
     assert many() == [0]
 
 
-def test_128_devices_a_slice(many: Any) -> None:
+def test_a_slice_has_at_most_128_devices(many: Any) -> None:
     assert many(*map(plain, range(300))) == [128, 128, 44]
 
 
-def test_64_devices_a_slice_with_a_taint(many: Any) -> None:
+def test_a_slice_with_a_taint_has_at_most_64_devices(many: Any) -> None:
     sick = [plain(number, reason="ill" if number == 3 else "") for number in range(130)]
     assert many(*sick) == [64, 66]
 
@@ -375,12 +379,12 @@ def parted(gpu: int, count: int) -> list[Published]:
     return [plain(gpu * 100 + number, **about) for number in range(count)]
 
 
-def test_counters_apart_from_devices(many: Any) -> None:
+def test_counters_are_in_slices_of_their_own(many: Any) -> None:
     every = [each for gpu in range(10) for each in parted(gpu, 20)]
     assert many(*every, **{str(gpu): COUNTERS for gpu in range(10)}) == [0, 0, 64, 64, 64, 8]
 
 
-def test_counters_beside_their_devices_in_1_34(many: Any) -> None:
+def test_counters_are_in_their_devices_slice_in_1_34(many: Any) -> None:
     """Two sets have 30 counters, a third would be over 32; a GPU's parts stay in one slice."""
     every = [each for gpu in range(5) for each in parted(gpu, 20)] + [plain(999)]
     sets = {str(gpu): COUNTERS for gpu in range(5)}
@@ -392,6 +396,6 @@ def test_long_values_are_cut(many: Any) -> None:
     assert many(long) == [1]
 
 
-def test_too_many_facts_are_left_out(many: Any) -> None:
+def test_too_many_attributes_are_left_out(many: Any) -> None:
     facts: dict[str, Any] = {f"a{number}": number for number in range(40)}
     assert many(Published("gpu-0", "", facts, {"memory": 1})) == [1]

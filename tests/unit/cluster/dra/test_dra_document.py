@@ -81,12 +81,12 @@ def test_an_invalid_memory_size_is_refused() -> None:
         ("1k", 1000), ("2Ki", 2048), ("1E", 10**18), ("0.1", 1), ("1Ei", 1 << 60),
     ],
 )  # fmt: skip
-def test_quantities(text: object, number: int) -> None:
+def test_kubernetes_quantities_are_parsed(text: object, number: int) -> None:
     assert parse_quantity(text) == number
 
 
 @given(some.one_of(some.text(max_size=30), some.integers(), some.floats(), some.none()))
-def test_anything_is_a_quantity_or_none(text: object) -> None:
+def test_any_value_is_a_valid_quantity_or_none(text: object) -> None:
     found = parse_quantity(text)
     assert found is None or 0 < found <= 1 << 60
 
@@ -106,7 +106,7 @@ JSON = some.recursive(
 
 
 @given(some.dictionaries(some.sampled_from(["sharing", "kind", "memory", "x"]), JSON), JSON)
-def test_any_parameters_are_understood_or_refused(parameters: Any, kind: Any) -> None:
+def test_any_parameters_are_read_or_refused(parameters: Any, kind: Any) -> None:
     for api in (configs.API, "resource.nvidia.com/v1beta1", None):
         told = {"apiVersion": api, "kind": "GpuConfig", **parameters}
         opaque = {"driver": "d", "parameters": told}

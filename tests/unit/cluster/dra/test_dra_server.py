@@ -13,7 +13,7 @@ from gpuhook.cluster.dra.options import Options
 from gpuhook.cluster.kubelet_endpoint import server as endpoint
 
 
-def test_a_driver_that_fails_is_started_again_with_its_state(
+def test_a_failed_driver_service_is_restarted_with_its_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor reports devices when their health changes, and not because of this."""

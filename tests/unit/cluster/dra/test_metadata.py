@@ -65,27 +65,27 @@ BAD = ["../../etc", "a/b", ".", "..", "", "A", "-a", "a-", "a\n", "x" * 300, "a\
     instead="if not name:",
 )
 @pytest.mark.parametrize("name", [each for each in BAD if each])
-def test_an_annotation_that_leads_elsewhere(name: str) -> None:
+def test_an_invalid_template_annotation_is_refused(name: str) -> None:
     with pytest.raises(RequestError, match="can't be part of the path of device metadata"):
         described(("gpu", "a"), template=name)
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_names_that_lead_elsewhere(name: str) -> None:
+def test_invalid_request_names_are_refused(name: str) -> None:
     with pytest.raises(RequestError, match="can't be part of the path of device metadata"):
         described(("gpu", "a"), name=name)
     with pytest.raises(RequestError, match="can't be part of the path of device metadata"):
         described((name.partition("/")[0] if name == "a/b" else name, "a"), name=name)
 
 
-def test_a_template_names_the_folder() -> None:
+def test_a_claim_template_names_the_metadata_folder() -> None:
     [found], texts = described(("gpu", "a"), template="mine")
     place = found.given.more["mounts"][-1]["containerPath"]
     assert "/resourceclaimtemplates/mine/gpu/" in place
     assert all('"podClaimName": "mine"' in text for text in texts.values())
 
 
-def test_uids_of_files() -> None:
+def test_claim_uids_are_found_in_file_names() -> None:
     names = ["0-1_gpu.json", ".0-2_gpu.json.3f", "lock", "0-3.json"]
     found = [metadata._FILE.fullmatch(each) for each in names]
     assert [match and match[1] for match in found] == ["0-1", "0-2", None, None]

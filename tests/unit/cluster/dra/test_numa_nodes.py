@@ -51,7 +51,7 @@ def nodes(root: Path, numa: str) -> tuple[int, ...]:
         return pci.numa_nodes(opened, bus_id)
 
 
-def test_nodes_of_one_socket(tmp_path: Path) -> None:
+def test_numa_nodes_of_one_socket_are_near(tmp_path: Path) -> None:
     host(tmp_path, DISTANCES, PROCESSORS)
     assert nodes(tmp_path, "0") == (0, 1)
     assert nodes(tmp_path, "3") == (3, 2)
@@ -60,7 +60,7 @@ def test_nodes_of_one_socket(tmp_path: Path) -> None:
     assert nodes(tmp_path, "9") == (9,)
 
 
-def test_two_sockets_of_one_node_are_not_near(tmp_path: Path) -> None:
+def test_numa_nodes_of_different_sockets_are_not_near(tmp_path: Path) -> None:
     """The other one is the nearest, and still another socket."""
     host(tmp_path, ["10 21", "21 10"], ["0-3", "4-7"], {0: 0, 4: 1})
     assert nodes(tmp_path, "0") == (0,)
@@ -76,7 +76,7 @@ def test_two_sockets_of_one_node_are_not_near(tmp_path: Path) -> None:
         (["10 -1 12 20", "", "", ""], (0,)),
     ],
 )
-def test_hosts_that_say_little(
+def test_incomplete_numa_distances_give_only_known_nodes(
     tmp_path: Path, distances: list[str], expected: tuple[int, ...]
 ) -> None:
     host(tmp_path, distances, [""] * len(distances), {})
@@ -95,7 +95,7 @@ def attributes(root: Path, *, lists: bool) -> list[Any]:
     return [one["attributes"].get(NUMA) for found in every for one in found]
 
 
-def test_a_list_only_where_the_cluster_accepts_it(tmp_path: Path) -> None:
+def test_numa_lists_are_published_only_where_accepted(tmp_path: Path) -> None:
     host(tmp_path, DISTANCES, PROCESSORS)
     assert attributes(tmp_path / "a", lists=False) == [{"int": 3}, None]
     assert attributes(tmp_path / "a", lists=True) == [{"int": 3}, None], "no other node is known"
@@ -117,7 +117,7 @@ def test_slices_with_lists_have_fewer_devices() -> None:
         assert [len(each["spec"]["devices"]) for each in made] == sizes
 
 
-def test_a_list_has_an_end(tmp_path: Path) -> None:
+def test_a_numa_list_has_at_most_16_nodes(tmp_path: Path) -> None:
     """A device may have 48 values, and 31 others of its own."""
     host(tmp_path, [" ".join(["10", *["12"] * 63]), *[""] * 63], [""] * 64, {})
     with Rootfs(str(tmp_path)) as root:

@@ -64,7 +64,7 @@ def test_a_plugin_that_answers_passes_the_probe(plugin: Plugin, tmp_path: Path) 
     assert plugin.asked == ["GetInfo", "NodePrepareResources"]
 
 
-def test_another_instance_s_sockets(plugin: Plugin, tmp_path: Path) -> None:
+def test_another_instances_sockets_are_not_probed(plugin: Plugin, tmp_path: Path) -> None:
     assert probe(str(tmp_path), "pod-2", 20) == []
     assert plugin.asked == []
 

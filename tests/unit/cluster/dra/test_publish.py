@@ -95,7 +95,9 @@ def start(api: ApiServer) -> Iterator[Callable[..., Started]]:
         each.publisher.stop()
 
 
-def test_from_start_to_stop(start: Callable[..., Started]) -> None:
+def test_the_publisher_writes_changes_at_once_and_keeps_slices(
+    start: Callable[..., Started],
+) -> None:
     started = start([device("a")])
     started.until(lambda: started.names() == ["a"])
     started.devices.contents = ([device("a", "xid=79")],)
@@ -108,7 +110,7 @@ def test_from_start_to_stop(start: Callable[..., Started]) -> None:
     assert started.said == []
 
 
-def test_stopped_twice(start: Callable[..., Started]) -> None:
+def test_a_second_stop_closes_no_foreign_descriptor(start: Callable[..., Started]) -> None:
     """The descriptor's number is reused by then."""
     started = start([device("a")])
     number = started.publisher._writer
@@ -145,7 +147,9 @@ def test_a_failed_publisher_restarts_and_reports_the_error_once(
 
 
 @pytest.mark.protects("one-publisher", "DRA: of two instances one publishes")
-def test_two_at_an_update(start: Callable[..., Started], tmp_path: Path) -> None:
+def test_a_newer_publisher_waits_until_the_older_one_ends(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
     """The newer one begins when the older one has ended, also where that was killed."""
     lock = str(tmp_path / "lock")
     older = start([device("a")], lock=lock)
@@ -171,7 +175,9 @@ def test_two_at_an_update(start: Callable[..., Started], tmp_path: Path) -> None
     newest.until(lambda: newest.names() == ["c"])
 
 
-def test_a_lock_that_can_t_be(start: Callable[..., Started], tmp_path: Path) -> None:
+def test_an_unusable_lock_is_reported_and_tried_again(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
     """Not a link in its place; that is reported, and tried again."""
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")

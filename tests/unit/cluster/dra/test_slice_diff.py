@@ -71,7 +71,7 @@ def test_one_changed_slice_keeps_the_generation() -> None:
 @pytest.mark.protects(
     "slice-generation", "DRA: several changed slices get a generation of their own"
 )
-def test_more_than_one_gets_a_new_one_everywhere() -> None:
+def test_several_changed_slices_get_a_new_generation() -> None:
     cluster = Cluster()
     cluster.write(pool([device("a")], [device("b")], [device("c")]))
     wanted = pool([device("a")], [device("b", "x")], [device("c", "x")])
@@ -95,7 +95,7 @@ def test_slices_deleted_by_the_kubelet_are_created_again() -> None:
     assert cluster.generations() == [2, 2]
 
 
-def test_an_older_generation_goes_first() -> None:
+def test_a_slice_of_an_older_generation_is_deleted() -> None:
     cluster = Cluster()
     wanted = pool([device("a")])
     cluster.write(wanted)
@@ -107,7 +107,7 @@ def test_an_older_generation_goes_first() -> None:
     assert cluster.generations() == [7]
 
 
-def test_another_s_and_a_second_slice_of_one_index() -> None:
+def test_foreign_and_duplicate_slices_are_deleted() -> None:
     """A request that was carried out though its answer was lost makes a second one."""
     cluster = Cluster()
     wanted = pool([device("a")])
@@ -119,7 +119,7 @@ def test_another_s_and_a_second_slice_of_one_index() -> None:
     cluster.check(wanted)
 
 
-def test_the_owner_is_the_node_that_there_is_now() -> None:
+def test_slices_are_owned_by_the_current_node_object() -> None:
     cluster = Cluster()
     wanted = pool([device("a")])
     cluster.write(wanted)
@@ -128,7 +128,7 @@ def test_the_owner_is_the_node_that_there_is_now() -> None:
     assert cluster.write(wanted, owner={**OWNER, "uid": "u2"}) == []
 
 
-def test_taints_keep_their_time() -> None:
+def test_unchanged_taints_keep_their_time() -> None:
     cluster = Cluster()
     cluster.write(pool([device("a", "x"), device("b")]))
     [there] = cluster.there
@@ -146,7 +146,7 @@ STEPS = some.tuples(some.lists(NAMES, min_size=1, max_size=4), some.integers(0, 
 
 
 @given(some.lists(STEPS, max_size=6), some.data())
-def test_whatever_comes_in_between(steps: list[Any], data: Any) -> None:
+def test_any_interrupted_writes_are_repaired_by_the_next(steps: list[Any], data: Any) -> None:
     """Plans cut off anywhere, slices deleted and others' among them: the next plan mends it all."""
     cluster = Cluster()
     for contents, most, forgets in steps:
@@ -170,7 +170,7 @@ def test_whatever_comes_in_between(steps: list[Any], data: Any) -> None:
     ("one", "other"),
     [("1000", "1k"), ("1024", "1Ki"), ("0.5", "500m"), ("1e3", "1000"), ("80Gi", "85899345920")],
 )
-def test_quantities(one: str, other: str) -> None:
+def test_equal_quantities_are_recognized(one: str, other: str) -> None:
     assert quantity(one) == quantity(other)
     assert quantity(one) != quantity("7")
     assert quantity("1..2") == "1..2"
@@ -203,14 +203,14 @@ def names(found: list[slice_diff.Pool]) -> list[str]:
     ]
 
 
-def test_without_taints_a_device_that_is_unwell_isn_t_there() -> None:
+def test_without_taints_unhealthy_devices_are_left_out() -> None:
     given = slice_diff.pools(slices([device("a", "x"), device("b"), device("c", "x=1:None")]))
     found = slice_diff.without(given, {"taints"})
     assert names(found) == ["b", "c"]
     assert "taints" not in str(found)
 
 
-def test_without_counters_nothing_is_given_twice() -> None:
+def test_without_counters_no_device_overlaps_another() -> None:
     """A whole GPU and its parts: the first goes; of one in parts, those that fit go together."""
     devices = [counted("whole", "g0", 7), counted("part", "g0", 3), *(
         counted(f"m{number}", "g1", 3) for number in range(3))]  # fmt: skip

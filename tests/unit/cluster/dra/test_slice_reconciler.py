@@ -56,7 +56,7 @@ def test_slices_are_published_with_the_node_as_owner(node: Node) -> None:
     assert node.said == []
 
 
-def test_nothing_at_rest(settled: Node) -> None:
+def test_an_unchanged_pool_causes_no_writes(settled: Node) -> None:
     """Two hours by the clock, with the server's bookmarks: no write, no request but watches."""
     for _ in range(120):
         settled.api.bookmark()
@@ -82,7 +82,7 @@ def test_a_silent_watch_is_started_again(settled: Node) -> None:
     settled.run(lambda: settled.names() == ["a", "b"], 60)
 
 
-def test_a_new_process_writes_nothing(settled: Node) -> None:
+def test_a_new_process_writes_nothing_for_an_unchanged_pool(settled: Node) -> None:
     other = Node(settled.api)
     other.want(slices([A], [B]))
     other.rest(100)
@@ -94,7 +94,7 @@ def test_a_new_process_writes_nothing(settled: Node) -> None:
 # Taints -------------------------------------------------------------------------------------------
 
 
-def test_taints_come_at_once_and_go(settled: Node) -> None:
+def test_taints_are_added_at_once_and_removed_later(settled: Node) -> None:
     began = settled.now
     settled.want(slices([device("a", "xid=79")], [B]))
     settled.run(lambda: settled.taints() == [("a", f"{DRIVER}/xid")], 5)
@@ -109,7 +109,7 @@ def test_taints_come_at_once_and_go(settled: Node) -> None:
     assert settled.writes() == 2
 
 
-def test_a_device_that_flaps(settled: Node) -> None:
+def test_a_flapping_device_causes_few_writes(settled: Node) -> None:
     """A hundred changes in 100 s are three writes, and what counts at each moment is the worse."""
     for number in range(100):
         settled.want(slices([device("a", "" if number % 2 else "xid=79")], [B]))
@@ -120,7 +120,7 @@ def test_a_device_that_flaps(settled: Node) -> None:
     assert settled.taints() == []
 
 
-def test_a_failed_write_is_made_again(settled: Node) -> None:
+def test_a_failed_write_is_repeated_and_reported(settled: Node) -> None:
     settled.api.fail(403, "PUT", times=3)
     began = settled.now
     settled.want(slices([device("a", "xid=79")], [B]))
@@ -132,7 +132,7 @@ def test_a_failed_write_is_made_again(settled: Node) -> None:
     assert settled.said[1] == "The published slices are correct again"
 
 
-def test_a_server_that_is_overloaded(settled: Node) -> None:
+def test_an_overloaded_server_is_asked_again_after_its_delay(settled: Node) -> None:
     settled.api.fail(429, "PUT", retry_after="40")
     began = settled.now
     settled.want(slices([device("a", "xid=79")], [B]))
@@ -142,7 +142,7 @@ def test_a_server_that_is_overloaded(settled: Node) -> None:
     assert settled.api.count("GET") == 0  # what it knows is still true
 
 
-def test_taints_while_parts_of_gpus_are_published(node: Node) -> None:
+def test_taints_of_partitioned_gpus_are_added_and_removed(node: Node) -> None:
     """Health and partitions together."""
     whole, part = counted("whole", "g0", 7), counted("part", "g0", 3)
     node.want(counters("g0"), slices([whole, part]))
@@ -159,7 +159,7 @@ def test_taints_while_parts_of_gpus_are_published(node: Node) -> None:
 
 
 @pytest.mark.protects("slices-come-back", "DRA: slices that somebody deleted come back")
-def test_slices_that_the_kubelet_deletes(settled: Node) -> None:
+def test_slices_deleted_by_the_kubelet_are_restored(settled: Node) -> None:
     assert settled.api.wipe("n1") == 2
     settled.run(lambda: settled.names() == ["a", "b"], 5)
     assert generation(settled) == {(2, 2)}
@@ -191,7 +191,9 @@ def test_repeatedly_deleted_slices_are_restored_at_growing_intervals(settled: No
     assert settled.names() == ["a", "b"]
 
 
-def test_slices_that_aren_t_ours_and_older_ones(api: ApiServer, node: Node) -> None:
+def test_only_outdated_slices_of_this_driver_and_node_are_removed(
+    api: ApiServer, node: Node
+) -> None:
     other, old = slices([B], driver="gpu.other.com"), slices([B])
     elsewhere = slices([B])
     elsewhere[0]["spec"]["pool"]["name"] = "another-pool"
@@ -211,7 +213,9 @@ def test_slices_that_aren_t_ours_and_older_ones(api: ApiServer, node: Node) -> N
     "DRA: a node leaves other nodes' slices alone",
     instead='is_its = spec.get("driver") in self._drivers',
 )
-def test_a_server_that_tells_of_other_nodes(settled: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_of_other_nodes_are_unchanged(
+    settled: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their slices are theirs, also where the server passes over the selector."""
     api = settled.api
     monkeypatch.setattr(api_server, "_fits", lambda *_: True)
@@ -229,12 +233,12 @@ def test_a_server_that_tells_of_other_nodes(settled: Node, monkeypatch: pytest.M
     assert [each["metadata"]["name"] for each in api.slices("n2")] == [name]
 
 
-def test_a_driver_that_is_no_more(settled: Node) -> None:
+def test_slices_of_a_removed_driver_are_deleted(settled: Node) -> None:
     settled.want(slices([A], driver="gpu.second.com"), drivers=(DRIVER,))
     settled.run(lambda: settled.names() == ["a"], 61)
 
 
-def test_a_node_that_is_made_again(settled: Node) -> None:
+def test_slices_of_a_recreated_node_are_restored_with_its_owner(settled: Node) -> None:
     """Its slices go with it, and the new ones belong to the new one."""
     api = settled.api
     with api.lock:
@@ -246,7 +250,7 @@ def test_a_node_that_is_made_again(settled: Node) -> None:
     assert owners == [uid, uid]
 
 
-def test_a_node_that_isn_t_there_yet(api: ApiServer) -> None:
+def test_slices_are_published_when_the_node_appears(api: ApiServer) -> None:
     node = Node(api, "n3")
     node.want(slices([A], node="n3"))
     node.rest(30)
@@ -257,7 +261,7 @@ def test_a_node_that_isn_t_there_yet(api: ApiServer) -> None:
     node.keeper.close()
 
 
-def test_a_conflict(settled: Node) -> None:
+def test_a_write_conflict_keeps_the_other_clients_change(settled: Node) -> None:
     """Another client wrote in between, and the watch hasn't reported it yet."""
     name = settled.api.slices("n1")[0]["metadata"]["name"]
     settled.api.fail(409, "PUT")
@@ -295,7 +299,7 @@ BROKEN: dict[str, Callable[[ApiServer], None]] = {
 
 
 @pytest.mark.parametrize("name", [*BROKEN])
-def test_a_watch_that_breaks(settled: Node, name: str) -> None:
+def test_a_broken_watch_is_restarted(settled: Node, name: str) -> None:
     BROKEN[name](settled.api)
     settled.api.wipe("n1")
     settled.run(lambda: settled.names() == ["a", "b"], 120)
@@ -303,7 +307,7 @@ def test_a_watch_that_breaks(settled: Node, name: str) -> None:
     assert settled.names() == ["a", "b"]
 
 
-def test_watches_that_end_again_and_again(settled: Node) -> None:
+def test_watches_that_end_constantly_are_restarted_rarely(settled: Node) -> None:
     """As behind a proxy that is set up badly: not asked more than about once a minute."""
     settled.rest(60)
     settled.api.fail(GARBAGE, "GET", "watch=true", times=10_000)
@@ -314,7 +318,7 @@ def test_watches_that_end_again_and_again(settled: Node) -> None:
 
 
 @pytest.mark.parametrize("what", [HANG, DRIP, GARBAGE, CUT, 500, 401])
-def test_a_server_that_fails_at_everything(
+def test_slices_are_written_after_failures_of_the_server(
     settled: Node, what: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settled.client, "ask", _impatient(settled.client.ask))
@@ -328,7 +332,7 @@ def _impatient(ask: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *words, **more: ask(*words, **{**more, "patience": 0.5})
 
 
-def test_a_token_that_expired(settled: Node) -> None:
+def test_an_expired_token_is_reported_until_it_is_renewed(settled: Node) -> None:
     settled.api.tokens = {"new"}
     settled.api.cut_watches()
     settled.rest(30)
@@ -342,7 +346,7 @@ def test_a_token_that_expired(settled: Node) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
-def test_older_versions(api: ApiServer, node: Node, version: str) -> None:
+def test_older_api_versions_get_their_own_format(api: ApiServer, node: Node, version: str) -> None:
     api.versions = [version]
     api.release = ("1", "33+")
     node.want(slices([device("a", "xid=79")]))
@@ -375,7 +379,9 @@ def test_counters_are_published_in_the_form_for_the_server_version(
 
 @pytest.mark.protects("dropped-fields", "DRA: what a cluster drops is made up for")
 @pytest.mark.parametrize("field", ["sharedCounters", "consumesCounters"])
-def test_a_cluster_that_drops_counters(api: ApiServer, node: Node, field: str) -> None:
+def test_without_counters_in_the_cluster_no_device_is_given_twice(
+    api: ApiServer, node: Node, field: str
+) -> None:
     """No device may be given out together with its parts: never while that isn't known either."""
     api.lacking = {field}
     whole, part = counted("whole", "g0", 7), counted("part", "g0", 3)
@@ -391,7 +397,9 @@ def test_a_cluster_that_drops_counters(api: ApiServer, node: Node, field: str) -
 
 
 @pytest.mark.protects("dropped-fields", "DRA: what a cluster drops is made up for")
-def test_a_cluster_that_drops_taints(api: ApiServer, node: Node) -> None:
+def test_without_taints_in_the_cluster_unhealthy_devices_are_left_out(
+    api: ApiServer, node: Node
+) -> None:
     api.lacking = {"taints"}
     node.want(slices([A, B]))
     node.run(lambda: node.names() == ["a", "b"])
@@ -406,7 +414,7 @@ def test_a_cluster_that_drops_taints(api: ApiServer, node: Node) -> None:
     assert len(node.said) == 1
 
 
-def test_a_gate_that_is_switched_on_with_an_update(api: ApiServer, node: Node) -> None:
+def test_a_feature_gate_switched_on_by_an_update_is_noticed(api: ApiServer, node: Node) -> None:
     api.lacking = {"taints"}
     node.want(slices([device("a", "xid=79"), B]))
     node.run(lambda: node.names() == ["b"])
@@ -418,7 +426,7 @@ def test_a_gate_that_is_switched_on_with_an_update(api: ApiServer, node: Node) -
 @pytest.mark.protects(
     "no-endless-writes", "DRA: no endless writes to a server that changes what it takes"
 )
-def test_a_server_that_changes_what_it_takes(
+def test_a_server_that_changes_objects_causes_no_endless_writes(
     api: ApiServer, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A webhook, or a newer server: written once, and not in an endless race with it."""
@@ -444,7 +452,7 @@ def test_a_server_that_changes_what_it_takes(
     assert generation(node) == {(1, 2)}
 
 
-def test_real_time(settled: Node) -> None:
+def test_a_taint_reaches_the_cluster_within_seconds(settled: Node) -> None:
     """From the verdict to the cluster, by wall-clock time: far below 5 s."""
     began = time.monotonic()
     settled.want(slices([device("a", "xid=79")], [B]))

@@ -128,7 +128,7 @@ NAMES = st.sampled_from(["asking", "watched", "unwatched", "xid", "gpu", "gi", "
 
 
 @hypothesis.given(st.lists(st.dictionaries(NAMES, JSON, max_size=5) | JSON, max_size=6))
-def test_a_child_may_say_anything(lines: list[Any]) -> None:
+def test_any_output_of_a_child_is_read_or_ignored(lines: list[Any]) -> None:
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     said: list[str] = []
     try:
@@ -184,7 +184,7 @@ def test_a_listener_that_ends_is_restarted_after_growing_pauses(
         (None, signal.SIGSEGV, "the listener for the driver's errors ended with signal 11"),
     ],
 )
-def test_why_one_has_ended_is_told_once_and_nothing_it_said_is_lost(
+def test_the_end_of_a_listener_is_reported_once_and_no_event_is_lost(
     raises: Exception | None, killed_by: int, reason: str, reads: bool,
     listener: Listener, events: Events, said: list[str], clock: Clock,
 ) -> None:  # fmt: skip

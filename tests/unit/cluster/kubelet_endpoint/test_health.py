@@ -21,7 +21,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_quiet_and_answering_is_well(clock: Clock) -> None:
+def test_a_quiet_device_that_answers_recovers(clock: Clock) -> None:
     state = Health(300.0, clock)
     assert state.ill("a", "XID 79")
     assert state.due() == 1300.0
@@ -38,7 +38,7 @@ def test_quiet_and_answering_is_well(clock: Clock) -> None:
     assert state.due() is None
 
 
-def test_a_reset_helps_at_once(clock: Clock) -> None:
+def test_a_reset_device_is_healthy_at_once(clock: Clock) -> None:
     state = Health(300.0, clock)
     state.ill("a", "XID 79")
     state.ill("b", "XID 48")
@@ -46,7 +46,7 @@ def test_a_reset_helps_at_once(clock: Clock) -> None:
     assert state.reasons() == {"b": "XID 48"}
 
 
-def test_without_recovery_only_a_reset_helps(clock: Clock) -> None:
+def test_without_a_recovery_time_only_a_reset_restores_health(clock: Clock) -> None:
     state = Health(0.0, clock)
     state.ill("a", "XID 79")
     assert state.due() is None
@@ -84,7 +84,7 @@ STEPS = st.lists(
 
 
 @hypothesis.given(steps=STEPS)
-def test_whatever_happens(steps: list[tuple[str, Any]]) -> None:
+def test_any_sequence_of_events_keeps_health_consistent(steps: list[tuple[str, Any]]) -> None:
     """Unwell until quiet and answering, never by another's trouble, and never for ever."""
     clock = Clock()
     state = Health(100.0, clock)

@@ -31,7 +31,7 @@ def made(*inventories: Inventory) -> dict[str, str]:
     return made
 
 
-def test_amd(tmp_path: Path) -> None:
+def test_amd_labels_equal_those_of_amds_labeller(tmp_path: Path) -> None:
     """Labels that AMD's labeller writes for eight identical GPUs, except family and firmware."""
     found = made(paper.machine("amd", tmp_path, 8, model="AMD Instinct MI308X (OAM)"))
     assert found == {
@@ -55,7 +55,7 @@ def test_amd(tmp_path: Path) -> None:
     assert [*found] == sorted(found)
 
 
-def test_amd_with_gpus_of_two_kinds(tmp_path: Path) -> None:
+def test_different_amd_gpus_give_labels_with_counts(tmp_path: Path) -> None:
     found = made(paper.machine("amd", tmp_path, 2, split="0"))
     assert found["amd.com/gpu.vram.24G"] == found["beta.amd.com/gpu.vram.24G"] == "8"
     assert found["amd.com/gpu.vram.192G"] == "1"
@@ -72,7 +72,7 @@ def test_a_failing_driver_is_reported_and_gives_no_labels(tmp_path: Path) -> Non
     assert len(failed) == 1
 
 
-def test_a_value_that_no_label_can_have(tmp_path: Path) -> None:
+def test_an_invalid_label_value_is_left_out_with_a_warning(tmp_path: Path) -> None:
     machine = paper.machine("amd", tmp_path, 1, model="Ätna/1")
     vendor = contract.load(registry.KNOWN["amd"])
     found, warnings, _ = labels([(vendor, machine)], Settings(), Config())
@@ -92,7 +92,9 @@ def test_a_value_that_no_label_can_have(tmp_path: Path) -> None:
         (("0x060400",), "unknown"),
     ],
 )
-def test_the_mode_is_that_of_all_gpus(classes: tuple[str, ...], mode: str, tmp_path: Path) -> None:
+def test_the_mode_label_depends_on_all_gpus(
+    classes: tuple[str, ...], mode: str, tmp_path: Path
+) -> None:
     machine = machines.machine(*(machines.gpu(n, n) for n in range(len(classes))))
     for device, word in zip(machine.devices, classes, strict=True):
         file = tmp_path / f"sys/bus/pci/devices/{device.bus_id}/class"
@@ -102,11 +104,11 @@ def test_the_mode_is_that_of_all_gpus(classes: tuple[str, ...], mode: str, tmp_p
         assert nvidia._mode(machine.devices, root) == mode
 
 
-def test_other_vendors_have_none(tmp_path: Path) -> None:
+def test_vendors_without_labels_give_none(tmp_path: Path) -> None:
     assert made(paper.machine("gaudi", tmp_path)) == {}
 
 
-def test_text() -> None:
+def test_labels_are_printed_as_lines() -> None:
     assert text({"a/b": "c", "d/e": ""}) == "a/b=c\nd/e=\n"
 
 
@@ -131,7 +133,7 @@ def metadata(api: ApiServer) -> dict[str, Any]:
     return found
 
 
-def test_a_node_is_labelled(api: ApiServer, node: Node) -> None:
+def test_a_node_gets_the_wanted_labels(api: ApiServer, node: Node) -> None:
     assert node.keep({"amd.com/a": "1", "amd.com/b": "2"})
     assert metadata(api)["labels"] == {
         "kubernetes.io/os": "linux", "amd.com/a": "1", "amd.com/b": "2",
@@ -141,7 +143,7 @@ def test_a_node_is_labelled(api: ApiServer, node: Node) -> None:
     ]
 
 
-def test_nothing_is_written_twice(api: ApiServer, node: Node) -> None:
+def test_unchanged_labels_are_not_written_again(api: ApiServer, node: Node) -> None:
     node.keep({"amd.com/a": "1"})
     api.asked.clear()
     assert not node.keep({"amd.com/a": "1"})
@@ -185,7 +187,7 @@ def test_a_node_annotation_removes_only_vendor_labels(api: ApiServer, node: Node
 
 
 @pytest.mark.parametrize("what", [403, 500, GARBAGE])
-def test_an_api_server_that_refuses(what: Any, api: ApiServer, node: Node) -> None:
+def test_a_refusal_by_the_api_server_is_an_error(what: Any, api: ApiServer, node: Node) -> None:
     api.fail(what)
     with pytest.raises(PluginError):
         node.keep({"amd.com/a": "1"})

@@ -11,7 +11,7 @@ from gpuhook.cluster.nri.asked import Asked
 
 @pytest.mark.vectors("nri", "nri.requests")
 @pytest.mark.parametrize("gate", [True, False])
-def test_no_annotation_gives_a_pod_what_the_kubelet_has_not(
+def test_an_annotation_gives_no_device_the_kubelet_has_not_allocated(
     case: dict[str, Any], gate: bool, way: InjectionMode
 ) -> None:
     """A user who may annotate a pod would get every device of the node."""

@@ -258,7 +258,7 @@ FLAGS = some.fixed_dictionaries(
     handler=some.sampled_from(("", "gpu-py", "nvidia", "gpu-x")),
     merge=some.sampled_from((engines.of_containerd, engines.of_crio)),
 )  # fmt: skip
-def test_no_reader_gives_more(
+def test_no_runtime_gives_more_devices_than_the_kubelet(
     machine: Machine, image: list[str], pod: list[str], mounts: list[tuple[str, str]],
     notes: dict[str, str], names: list[tuple[str, str]], flags: dict[str, bool], handler: str,
     merge: Any,
@@ -323,7 +323,7 @@ def test_a_repeated_devices_variable_is_refused_or_left_to_gpu_py(
 
 
 @pytest.mark.parametrize("handler", ["", "nvidia", "gpu-x"])
-def test_the_kubelets_own_value_after_the_images(machine: Machine, handler: str) -> None:
+def test_the_kubelets_value_counts_over_the_images(machine: Machine, handler: str) -> None:
     """It comes last; a runtime that reads the first entry gets the same by the change."""
     asked = asking(ALL, f"NVIDIA_VISIBLE_DEVICES={FIRST}", handler=handler)
     found = changed(machine, asked, ONE)["NVIDIA_VISIBLE_DEVICES"]
@@ -361,7 +361,7 @@ def test_every_repeated_nvidia_variable_is_set_to_its_last_value(machine: Machin
         ("ALL", (ONE,), "0"),
     ],
 )
-def test_values_become_plain(
+def test_values_are_replaced_by_plain_device_names(
     machine: Machine, value: str, names: tuple[Any, ...], expected: str
 ) -> None:
     """A runtime that reads more or less into a word sees none of it."""
@@ -370,12 +370,14 @@ def test_values_become_plain(
 
 
 @pytest.mark.parametrize("value", ["0", FIRST, "void", "none", ""])
-def test_plain_values_stay(machine: Machine, value: str) -> None:
+def test_plain_values_are_unchanged(machine: Machine, value: str) -> None:
     asked = asking(f"NVIDIA_VISIBLE_DEVICES={value}", handler="nvidia")
     assert changed(machine, asked, ONE) == {}
 
 
-def test_a_vendor_that_is_not_here(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_vendor_does_not_skip_the_check_of_others(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its absence is no reason to look at no other: an image asks for several."""
     look = cache.get_inventory
 
@@ -405,7 +407,9 @@ def test_a_vendor_that_is_not_here(machine: Machine, monkeypatch: pytest.MonkeyP
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia"])
-def test_entries_that_are_not_understood(machine: Machine, entry: str, handler: str) -> None:
+def test_ambiguous_environment_entries_are_refused(
+    machine: Machine, entry: str, handler: str
+) -> None:
     for gate in (False, True):
         asked = asking("A=1", entry, handler=handler)
         refused(machine, asked, "which runtimes understand in different ways", ONE, gate=gate)
@@ -419,7 +423,7 @@ def test_entries_that_are_not_understood(machine: Machine, entry: str, handler: 
         "NVIDIA_KEY=-----\n----", "A=\0",
     ],
 )  # fmt: skip
-def test_entries_of_others(machine: Machine, entry: str) -> None:
+def test_unrelated_environment_entries_are_unchanged(machine: Machine, entry: str) -> None:
     assert changed(machine, asking(entry, handler="nvidia")) == {}
 
 
@@ -434,7 +438,7 @@ def test_entries_of_others(machine: Machine, entry: str) -> None:
     ],
 )
 @pytest.mark.parametrize("accepts", [False, True])
-def test_mounts_that_are_not_understood(
+def test_ambiguous_device_mounts_are_refused(
     machine: Machine, place: str, source: str, accepts: bool
 ) -> None:
     asked = asking(mounts=((place, source),), handler="nvidia")
@@ -449,7 +453,9 @@ def test_mounts_that_are_not_understood(
 )
 @pytest.mark.parametrize("accepts", [False, True])
 @pytest.mark.parametrize("name", ["all", "1", "imex/7"])
-def test_mounts_that_another_runtime_may_heed(machine: Machine, name: str, accepts: bool) -> None:
+def test_device_mounts_are_refused_unless_allocated_by_the_kubelet(
+    machine: Machine, name: str, accepts: bool
+) -> None:
     """NVIDIA's has a setting of its own for them."""
     folder = "/var/run/nvidia-container-devices"
     mounts = ((f"{folder}/{FIRST}", "/dev/null"), (f"{folder}/{name}", "/dev/null"))
@@ -465,7 +471,9 @@ def test_mounts_that_another_runtime_may_heed(machine: Machine, name: str, accep
 @pytest.mark.parametrize(
     "key", ["cdi.k8s.io/a", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/container.main", "my.io/x"]
 )
-def test_annotations_of_the_pods_author(machine: Machine, key: str, handler: str) -> None:
+def test_cdi_annotations_are_refused_unless_allocated_by_the_kubelet(
+    machine: Machine, key: str, handler: str
+) -> None:
     """NVIDIA's runtime reads them by one prefix, its plugin of the engine's by another."""
     chosen = {"cdi_annotation_prefixes": ("cdi.k8s.io/", "my.io/"), "gate": True}
     for text in ("nvidia.com/gpu=1", "nvidia.com/gpu=all", "a.com/b=1", "nvidia.com/gpu=0,x"):
@@ -481,7 +489,9 @@ LIMIT, LEAST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
 
 @pytest.mark.parametrize("word", ["any", "any:2", "any:4"])
 @pytest.mark.parametrize("handler", ["", "gpu-py"])
-def test_any_is_what_the_kubelet_gave(machine: Machine, word: str, handler: str) -> None:
+def test_a_request_for_any_gives_the_devices_of_the_kubelet(
+    machine: Machine, word: str, handler: str
+) -> None:
     """As all is; without a gate, a pod's container is refused."""
     asked = asking(f"NVIDIA_VISIBLE_DEVICES={word}", handler=handler)
     config = settings_of(machine, gate=True)
@@ -528,7 +538,7 @@ def test_memory_annotations_become_variables(
     assert changed(machine, limited(*env, handler=handler, **annotations)) == expected
 
 
-def test_memory_annotations_beside_devices(machine: Machine) -> None:
+def test_memory_annotations_are_applied_with_devices(machine: Machine) -> None:
     asked = limited("NVIDIA_VISIBLE_DEVICES=all", limit="8Gi")
     found = changed(machine, asked, ONE)
     assert found[LIMIT] == "8192"
@@ -542,7 +552,7 @@ def test_invalid_memory_annotations_are_refused(machine: Machine) -> None:
     refused(machine, limited(f"{LIMIT}=1", f"{LIMIT}=9", limit="2Gi"), "more than once")
 
 
-def test_annotations_for_another_container(machine: Machine) -> None:
+def test_annotations_for_another_container_are_ignored(machine: Machine) -> None:
     key = "nvidia.cdi.k8s.io/container.other"
     asked = asking(pod_annotations=((key, "nvidia.com/gpu=1"), ("a.io/b", "nvidia.com/gpu=1")))
     assert changed(machine, asked) == {}
@@ -553,7 +563,7 @@ def test_annotations_for_another_container(machine: Machine) -> None:
 @pytest.mark.protects("nri-gate-swarm", "a swarm's variables are no way around the gate")
 @pytest.mark.parametrize("value", ["all", "0", "1", f"{FIRST},{SECOND}", "GPU-00000001"])
 @pytest.mark.parametrize("name", ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_", "MY_SWARM"])
-def test_variables_of_a_swarm(
+def test_swarm_variables_are_refused_unless_allocated_by_the_kubelet(
     machine: Machine, name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AMD's runtime reads all that begin so, NVIDIA's the one that its own configuration names."""
@@ -568,7 +578,9 @@ def test_variables_of_a_swarm(
 
 
 @pytest.mark.parametrize("others", ["MODULES", "PCI_BUS_IDS"])
-def test_several_variables_of_one_vendor(machine: Machine, others: str) -> None:
+def test_only_one_of_several_variables_of_a_vendor_keeps_a_value(
+    machine: Machine, others: str
+) -> None:
     """Another runtime may go by any of them, so only one has a value."""
     [device, *_] = machine.inventories["gaudi"].devices
     given = ("habana.ai/gaudi", device.id)
@@ -635,7 +647,7 @@ def a_request(payload: bytes) -> bytes:
 @pytest.mark.protects(
     "nri-long-request", "one that isn't read for its length is refused where it may ask for devices"
 )
-def test_a_request_that_is_long() -> None:
+def test_an_overlong_request_is_not_parsed_and_refused_if_it_names_devices() -> None:
     """It isn't parsed; what it may ask for is found by its bytes."""
     short, config = b"x" * LONGEST, Config()
     for size, is_parsed in ((LONGEST - 100, True), (LONGEST, False)):

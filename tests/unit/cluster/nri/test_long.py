@@ -65,7 +65,7 @@ def test_an_overlong_device_request_is_refused_at_once(
     assert costs_less(ask, 10)
 
 
-def test_long_variables_of_others_are_no_matter(way: InjectionMode) -> None:
+def test_long_unrelated_variables_are_accepted(way: InjectionMode) -> None:
     """They aren't read, and without a word to us nothing is."""
     asked = Asked("n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1"))
     assert edits(asked, way)

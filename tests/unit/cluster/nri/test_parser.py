@@ -149,7 +149,7 @@ def test_a_parser_result_of_the_wrong_type_is_refused(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=some.binary())
-def test_any_bytes(parser: Parser, data: bytes) -> None:
+def test_arbitrary_bytes_do_not_stop_the_parser(parser: Parser, data: bytes) -> None:
     for parse in (parser.request, parser.status):
         try:
             parse(data, PATIENCE)

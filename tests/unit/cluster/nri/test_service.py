@@ -143,7 +143,7 @@ def test_registration_subscribes_to_container_creation_only(served: Served) -> N
     assert served.said == ["Serves containerd 2.1.4"]
 
 
-def test_synchronize_in_parts(served: Served) -> None:
+def test_synchronize_is_answered_in_parts(served: Served) -> None:
     served.engine.registration()
     for more in (1, 1, 0):
         answer = served.engine.ask("Synchronize", wire.message((1, b""), (3, more)))
@@ -158,7 +158,7 @@ def test_unsupported_methods_services_and_messages_are_refused(served: Served) -
     assert messages(served.engine.ask("StateChange"), 1) == []
 
 
-def test_a_container_gets_what_it_asks_for(served: Served) -> None:
+def test_a_container_gets_the_requested_devices(served: Served) -> None:
     served.engine.registration()
     answer = served.engine.create("PATH=/bin", "AMD_VISIBLE_DEVICES=1,2")
     assert nodes(answer) == [
@@ -170,13 +170,13 @@ def test_a_container_gets_what_it_asks_for(served: Served) -> None:
     assert served.said[0].startswith("team/pod/main: answered in ")
 
 
-def test_a_container_that_asks_for_nothing(served: Served) -> None:
+def test_a_container_without_a_request_is_unchanged(served: Served) -> None:
     served.engine.registration()
     assert adjustment(served.engine.create("PATH=/bin")) == b""
     assert adjustment(served.engine.create("AMD_VISIBLE_DEVICES=void")) == b""
 
 
-def test_a_runtime_of_ours_does_it_itself(served: Served) -> None:
+def test_a_container_of_gpu_py_is_left_to_it(served: Served) -> None:
     served.engine.registration()
     answer = served.engine.create("AMD_VISIBLE_DEVICES=1", pod=((7, "gpu-py"),))
     assert adjustment(answer) == b""
@@ -223,7 +223,7 @@ Gated = tuple[Served, list[tuple[str, str]]]
 @pytest.mark.protects(
     "nri-gate", "with a gate no container has a device that the kubelet hasn't given it"
 )
-def test_the_gate(gated: Gated) -> None:
+def test_a_device_that_the_kubelet_has_not_allocated_is_refused(gated: Gated) -> None:
     served, names = gated
     said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
     assert "team/pod asks for AMD GPU 1 by a variable" in said
@@ -236,7 +236,7 @@ def test_the_gate(gated: Gated) -> None:
     "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
 )
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
-def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -> None:
+def test_a_runtime_class_does_not_bypass_the_gate(gated: Gated, handler: str) -> None:
     """The runtime would give what the container asks for, and a pod's author names the class."""
     served, names = gated
     pod = ((7, handler),)
@@ -257,7 +257,7 @@ def test_a_runtime_class_is_no_way_around_the_gate(gated: Gated, handler: str) -
     "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
 )
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
-def test_mounts_are_no_way_around_the_gate(way: InjectionMode, handler: str) -> None:
+def test_device_mounts_do_not_bypass_the_gate(way: InjectionMode, handler: str) -> None:
     config = way.config
     config.accept_volume_mounts = True
     given = [("amd.com/gpu", "0x84cafeae17e7610")]
@@ -301,7 +301,7 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], Asked, tuple[str, str]]] = {
     "nri-gate-documents", "NRI: the gate counts for CDI devices that a runtime of ours would give"
 )
 @pytest.mark.parametrize("name", [*DOCUMENTED])
-def test_documents_are_no_way_around_the_gate(way: InjectionMode, name: str) -> None:
+def test_cdi_specs_do_not_bypass_the_gate(way: InjectionMode, name: str) -> None:
     """A runtime of ours reads them, so what they bring has to be the kubelet's gift, too."""
     chosen, asked, right = DOCUMENTED[name]
     for key, value in chosen.items():
@@ -318,7 +318,7 @@ def test_documents_are_no_way_around_the_gate(way: InjectionMode, name: str) -> 
     "NRI: a container's gate asks the kubelet once, before the engine gives up",
     instead="if True:",
 )
-def test_the_kubelet_is_asked_once(way: InjectionMode) -> None:
+def test_the_kubelet_is_asked_once_for_a_container(way: InjectionMode) -> None:
     """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
     asked: list[tuple[str, ...]] = []
 
@@ -337,7 +337,7 @@ def test_the_kubelet_is_asked_once(way: InjectionMode) -> None:
 @pytest.mark.protects(
     "nri-gate-time", "the kubelet has what is left of an answer's time", instead="left = PATIENCE"
 )
-def test_the_kubelet_has_what_is_left_of_the_time(
+def test_the_kubelet_is_asked_with_the_remaining_time(
     way: InjectionMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, seconds = cache.get_inventory, list[float]()
@@ -361,7 +361,9 @@ def test_the_kubelet_has_what_is_left_of_the_time(
     "annotations are no way around the gate, whatever the handler",
     instead="notes = {False}",
 )
-def test_annotations_count_for_a_runtime_that_reads_them(gated: Gated, way: InjectionMode) -> None:
+def test_cdi_annotations_do_not_bypass_the_gate_under_any_handler(
+    gated: Gated, way: InjectionMode
+) -> None:
     """CRI-O passes on a pod's, which its author writes."""
     served, names = gated
     way.config.accept_annotations = True
@@ -399,7 +401,7 @@ WAYS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 @pytest.mark.parametrize("accepts", [False, True])
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
 @pytest.mark.parametrize("name", [*WAYS])
-def test_no_runtime_gives_what_the_kubelet_has_not(
+def test_no_handler_gives_devices_the_kubelet_has_not_allocated(
     way: InjectionMode, name: str, handler: str, accepts: bool, privileged: bool
 ) -> None:
     """It may be the default one or have any name, and what it sees of privileges we don't."""
@@ -436,7 +438,7 @@ def test_no_runtime_gives_what_the_kubelet_has_not(
     "nri-gate-beside", "IMEX channels are no way around the gate", instead="if False:"
 )
 @pytest.mark.parametrize("handler", ["", "gpu-py", "gpu-x"])
-def test_channels_are_given_by_the_kubelet_too(
+def test_imex_channels_are_given_only_if_allocated_by_the_kubelet(
     monkeypatch: pytest.MonkeyPatch, handler: str
 ) -> None:
     inventory = machines.machine(machines.gpu(0, 0))
@@ -468,7 +470,7 @@ def test_channels_are_given_by_the_kubelet_too(
         edits(asked, InjectionMode(config, HOOK, given=lambda *_, right=right: right))
 
 
-def test_an_image_that_says_all_gets_what_was_granted(gated: Gated) -> None:
+def test_a_request_for_all_gives_the_allocated_devices(gated: Gated) -> None:
     served, names = gated
     answer = served.engine.create("AMD_VISIBLE_DEVICES=all")
     assert messages(adjustment(answer), 6) == []
@@ -504,7 +506,7 @@ def test_an_internal_error_refuses_only_that_container(
 @pytest.mark.protects(
     "nri-long-message", "a request that is too long ends no connection", instead="is_long = False"
 )
-def test_a_request_that_is_too_long(served: Served) -> None:
+def test_an_overlong_request_is_refused_and_the_next_is_answered(served: Served) -> None:
     """It is refused, and the next one has an answer: the end would be that of the gate."""
     served.engine.registration()
     for size in ((4 << 20) + 1, 15 << 20):
@@ -526,7 +528,9 @@ def test_a_large_list_of_running_containers_is_accepted(served: Served) -> None:
 
 
 @pytest.mark.protects("nri-long-answer", "an answer that is too long is a refusal")
-def test_an_answer_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overlong_answer_becomes_a_refusal(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served.engine.registration()
     with monkeypatch.context() as patch:
         many = {"env": [f"A{number}={'x' * 1000}" for number in range(5000)]}
@@ -535,7 +539,9 @@ def test_an_answer_that_is_too_long(served: Served, monkeypatch: pytest.MonkeyPa
     assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
 
 
-def test_a_verdict_that_cannot_be_written(way: InjectionMode, tmp_path: Path) -> None:
+def test_a_container_is_refused_where_its_verdict_cannot_be_written(
+    way: InjectionMode, tmp_path: Path
+) -> None:
     """The container isn't started: the runtime would find none, or that of another time."""
     way.config.gate, way.config.state_dir = True, str(tmp_path / "file")
     (tmp_path / "file").write_text("")
@@ -552,7 +558,9 @@ def test_a_verdict_that_cannot_be_written(way: InjectionMode, tmp_path: Path) ->
         made.end()
 
 
-def test_settings_that_cannot_be_read(way: InjectionMode) -> None:
+def test_unreadable_settings_refuse_only_containers_that_request_devices(
+    way: InjectionMode,
+) -> None:
     """Containers that request devices are refused, as by gpu-py; others are unchanged."""
     broken: list[bool] = []
 
@@ -574,13 +582,13 @@ def test_settings_that_cannot_be_read(way: InjectionMode) -> None:
         made.end()
 
 
-def test_a_refusal_is_short() -> None:
+def test_a_refusal_has_at_most_1024_bytes() -> None:
     """Kubernetes cuts what events say, and an engine writes it into its log."""
     said = refusal(_refusal(2, "é" * 2000))
     assert 1000 < len(said.encode()) <= 1024
 
 
-def test_a_hostile_pod(served: Served) -> None:
+def test_invalid_names_and_variables_refuse_only_their_container(served: Served) -> None:
     """Names and variables that are long, odd, or no text end nothing but that container."""
     served.engine.registration()
     served.engine.create("A" * 200_000, "=", "", "NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES=")
@@ -600,7 +608,9 @@ def test_a_hostile_pod(served: Served) -> None:
 @given(
     method=some.sampled_from(["Configure", "Synchronize", "CreateContainer"]), data=some.binary()
 )
-def test_any_payload(method: str, data: bytes, way: InjectionMode) -> None:
+def test_any_payload_leaves_the_service_running(
+    method: str, data: bytes, way: InjectionMode
+) -> None:
     made = Served(way)
     try:
         made.engine.registration()
@@ -610,7 +620,7 @@ def test_any_payload(method: str, data: bytes, way: InjectionMode) -> None:
         made.end()
 
 
-def test_a_message_that_is_none_ends_it(served: Served) -> None:
+def test_an_invalid_message_ends_the_connection(served: Served) -> None:
     served.engine.registration()
     served.engine._connection.send(PLUGIN, 1, REQUEST, b"\xff\xff\xff")
     served._thread.join(5)
@@ -643,7 +653,7 @@ class Listener:
         self._socket.close()
 
 
-def test_an_engine_that_is_restarted(
+def test_a_restarted_engine_is_connected_again(
     way: InjectionMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked for until it is there, and again when it hangs up, until we are told to stop."""
@@ -678,7 +688,7 @@ def test_an_engine_that_is_restarted(
     assert said[0].startswith(f"The engine at {path} can't be reached")
 
 
-def test_shutdown(served: Served) -> None:
+def test_shutdown_is_answered_and_ends_the_connection(served: Served) -> None:
     served.engine.registration()
     assert messages(served.engine.ask("Shutdown"), 1) == []
     served._thread.join(5)

@@ -45,7 +45,7 @@ def test_a_message_is_one_frame(ends: Ends) -> None:
     assert theirs.recv(100) == frame(1, message(7, 2, b"said"))
 
 
-def test_a_long_message_is_several_frames(ends: Ends) -> None:
+def test_a_long_message_is_split_into_frames(ends: Ends) -> None:
     """containerd reads 4096 bytes at once, and hangs up at a frame that has more."""
     ours, theirs = ends
     data = bytes(range(256)) * 40
@@ -59,7 +59,7 @@ def test_a_long_message_is_several_frames(ends: Ends) -> None:
     assert got == message(7, RESPONSE, data)
 
 
-def test_pieces(ends: Ends) -> None:
+def test_messages_are_assembled_from_any_pieces(ends: Ends) -> None:
     """Frames come in any pieces, and a message may be in several frames or share one."""
     ours, theirs = ends
     whole = message(1, REQUEST, b"one") + message(3, REQUEST, b"two")
@@ -89,7 +89,7 @@ def test_an_oversized_frame_or_message_is_refused_at_once(wire: bytes, ends: End
         ours.receive(5)
 
 
-def test_an_engine_that_hangs_up(ends: Ends) -> None:
+def test_a_closed_connection_is_an_error(ends: Ends) -> None:
     ours, theirs = ends
     theirs.close()
     with pytest.raises(PluginError, match="hung up"):
@@ -103,13 +103,15 @@ def test_a_silent_engine_causes_an_error_after_the_timeout(ends: Ends) -> None:
         ends[0].receive(0.05)
 
 
-def test_an_engine_that_takes_nothing(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_reads_nothing_causes_an_error(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpuhook.cluster.nri.transport._PATIENCE", 0.05)
     with pytest.raises(PluginError, match="takes nothing"):
         ends[0].send(1, 1, 1, b"x" * (2 << 20))
 
 
-def test_stopping() -> None:
+def test_receiving_ends_when_stopped() -> None:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     os.write(writer, b"x")
@@ -120,7 +122,7 @@ def test_stopping() -> None:
 
 
 @given(some.binary(max_size=400))
-def test_any_bytes(data: bytes) -> None:
+def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
     """Whatever comes is messages, or ends the connection with a sentence."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()

@@ -62,7 +62,7 @@ def look(root: Path, given_: dict[str, Any]) -> folders.Found:
 
 
 @pytest.mark.vectors("cdi_apply", "cdi.apply_edits")
-def test_edits(case: Case) -> None:
+def test_applied_edits_match_the_shared_cases(case: Case) -> None:
     before, edits = case["input"]["config.json"], case["input"]["containerEdits"] or {}
     kept = copy.deepcopy((before, edits))
     expected = DIFFERENCES.get(case["name"], case["expected"]["config.json"])
@@ -72,18 +72,18 @@ def test_edits(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi_apply", "cdi.merge_edits")
-def test_merging(case: Case) -> None:
+def test_merged_edits_match_the_shared_cases(case: Case) -> None:
     given_ = case["input"]
     assert apply.merge([given_["into"], *given_["from"]]) == case["expected"]["edits"]
 
 
-def test_the_last_rdt_wins() -> None:
+def test_the_last_rdt_setting_counts() -> None:
     merged = apply.merge([{"intelRdt": {"closID": "a"}}, {"intelRdt": None}, {"intelRdt": {}}])
     assert merged == {"intelRdt": {}}
 
 
 @pytest.mark.vectors("cdi_apply", "cdi.inject")
-def test_devices(case: Case, tmp_path: Path) -> None:
+def test_injected_devices_match_the_shared_cases(case: Case, tmp_path: Path) -> None:
     given_, expected = case["input"], case["expected"]
     found = look(tmp_path, given_)
     assert apply.unresolved(found, given_["devices"]) == expected.get("unresolved", [])
@@ -97,7 +97,7 @@ def test_devices(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("cdi_apply", "cdi.node_from_host")
-def test_numbers(case: Case) -> None:
+def test_missing_device_numbers_are_read_from_the_host(case: Case) -> None:
     there, expected = case["input"]["host"], case["expected"]
 
     def host(path: str) -> Node | None:
@@ -133,12 +133,12 @@ def test_missing_device_node_fields_come_from_the_host(
     assert tuple(found.get(key) for key in ("type", "major", "minor", "fileMode")) == expected
 
 
-def test_a_pipe_needs_no_host() -> None:
+def test_a_pipe_is_added_without_a_host_node() -> None:
     data = apply.apply({}, {"deviceNodes": [{"path": "/p", "type": "p"}]}, no_host)
     assert data == {"linux": {"devices": [{"path": "/p", "type": "p"}]}}
 
 
-def test_the_hosts_nodes(tmp_path: Path) -> None:
+def test_the_hosts_nodes_are_read_without_following_links(tmp_path: Path) -> None:
     assert apply.host_node("/dev/null") == ("c", 1, 3, 0o666)
     (tmp_path / "link").symlink_to("/dev/null")
     os.mkfifo(tmp_path / "pipe", 0o600)
@@ -151,14 +151,14 @@ def test_the_hosts_nodes(tmp_path: Path) -> None:
         apply.host_node(str(tmp_path / "none"))
 
 
-def test_owners_are_the_process_own_unless_given() -> None:
+def test_nodes_are_owned_by_the_process_unless_an_owner_is_given() -> None:
     nodes = [{"path": f"/{uid}", "type": "c", "major": 1, "uid": uid} for uid in (None, 0, 7)]
     data = apply.apply({"process": {"user": {"uid": 5, "gid": 0}}}, {"deviceNodes": nodes}, no_host)
     assert [node.get("uid") for node in data["linux"]["devices"]] == [5, 0, 7]
     assert ["gid" in node for node in data["linux"]["devices"]] == [False] * 3
 
 
-def test_a_node_that_is_there_is_replaced() -> None:
+def test_an_existing_node_is_replaced() -> None:
     before = {"linux": {"devices": [{"path": "/a", "x": 1}, {"path": "/b"}, {"path": "/a"}]}}
     node = {"path": "/a", "type": "b", "major": 8, "minor": 1, "permissions": "r"}
     data = apply.apply(before, {"deviceNodes": [node]}, no_host)
@@ -174,13 +174,13 @@ def test_a_node_that_is_there_is_replaced() -> None:
     }
 
 
-def test_variables_are_set_in_their_place() -> None:
+def test_existing_variables_are_replaced_in_place() -> None:
     before = {"process": {"env": ["A=1", "B=2", "A=3", "AB"]}}
     data = apply.apply(before, {"env": ["A=x", "C=y", "AB=z", "C="]}, no_host)
     assert data == {"process": {"env": ["A=x", "B=2", "A=x", "AB=z", "C="]}}
 
 
-def test_mounts_come_by_depth() -> None:
+def test_mounts_are_ordered_by_depth() -> None:
     before = {"mounts": [{"destination": d} for d in ("/proc", "/a/b/c", "//d", "/", "/e/", "/x")]}
     mounts = [{"hostPath": "/h", "containerPath": d} for d in ("/a/b", "/x", "/a", "/a/./../b")]
     data = apply.apply(before, {"mounts": mounts}, no_host)
@@ -189,7 +189,7 @@ def test_mounts_come_by_depth() -> None:
     ]  # fmt: skip
 
 
-def test_without_mounts_none_is_moved() -> None:
+def test_without_new_mounts_the_order_is_unchanged() -> None:
     before = {"mounts": [{"destination": "/a/b"}, {"destination": "/a"}]}
     assert (
         apply.apply(before, {"env": ["A=b"], "mounts": []}, no_host)["mounts"] == (before["mounts"])
@@ -212,13 +212,13 @@ def test_bind_mounts_are_mapped_into_a_user_namespace(
         assert found.get("options") == expected
 
 
-def test_groups_come_once_and_never_roots() -> None:
+def test_groups_are_added_once_and_never_root() -> None:
     before = {"process": {"user": {"uid": 1, "additionalGids": [4]}}}
     data = apply.apply(before, {"additionalGids": [0, 5, 4, 5]}, no_host)
     assert data == {"process": {"user": {"uid": 1, "additionalGids": [4, 5]}}}
 
 
-def test_hooks_keep_what_they_have() -> None:
+def test_hook_fields_are_kept_when_hooks_are_added() -> None:
     hook = {"hookName": "poststop", "path": "/h", "args": [], "env": ["A=b"], "timeout": 0}
     data = apply.apply({"hooks": {"poststop": [{"path": "/g"}]}}, {"hooks": [hook]}, no_host)
     assert data == {
@@ -226,7 +226,7 @@ def test_hooks_keep_what_they_have() -> None:
     }
 
 
-def test_no_hook_gets_the_environment_of_an_image() -> None:
+def test_hooks_without_an_environment_get_a_fixed_one() -> None:
     hooks: list[dict[str, Any]] = [{"hookName": "createContainer", "path": "/h"}]
     hooks.append({**hooks[0], "env": []})
     own = {"hookName": "createContainer", "path": "/h", "env": ["A=b"]}
@@ -263,7 +263,7 @@ def test_invalid_net_devices_in_config_json_are_refused() -> None:
             attempt()
 
 
-def test_all_names_that_mean_nothing_are_named(tmp_path: Path) -> None:
+def test_all_unresolved_device_names_are_listed(tmp_path: Path) -> None:
     device = {"name": "x", "containerEdits": {"env": ["A=b"]}}
     document = {"cdiVersion": "0.3.0", "kind": "v/c", "devices": [device]}
     found = look(tmp_path, {"etc": {"a.json": document, "b.json": document}})
@@ -276,7 +276,7 @@ def test_all_names_that_mean_nothing_are_named(tmp_path: Path) -> None:
     assert caught.value.cause == f"{begin}; no device of 'v/c' can be used"
 
 
-def test_common_edits_are_those_of_each_file(tmp_path: Path) -> None:
+def test_common_edits_of_each_used_file_are_applied_once(tmp_path: Path) -> None:
     def document(name: str) -> dict[str, Any]:
         edits = {"env": [f"COMMON_{name}=1"]}
         device = {"name": name, "containerEdits": {"env": [f"OWN_{name}=1"]}}
@@ -298,7 +298,7 @@ TEXT = r"""{ "ociVersion":"1.0.2",  "x\u0041" : [1e2, {"y": 1.50}],
 """
 
 
-def test_all_else_keeps_its_bytes() -> None:
+def test_unrelated_bytes_of_config_json_are_unchanged() -> None:
     edits = {
         "env": ["B=3", "C=4"],
         "deviceNodes": [{"path": "/n", "type": "c", "major": 1, "minor": 2}],
@@ -316,7 +316,7 @@ def test_all_else_keeps_its_bytes() -> None:
         assert kept in spec.text
 
 
-def test_bytes_that_are_no_text_are_kept() -> None:
+def test_invalid_utf8_bytes_are_unchanged() -> None:
     text = '{"process": {"env": ["A=\udcff", "B=1"]}}'
     spec = apply.apply_to_spec(Spec("/b/config.json", text), {"env": ["B=2"]}, no_host)
     assert spec.text == '{"process": {"env": ["A=\udcff","B=2"]}}'
@@ -371,7 +371,7 @@ EDITS = st.fixed_dictionaries(
 
 @settings(max_examples=400)
 @given(SPECS, EDITS, st.sampled_from([None, 1]))
-def test_text_and_data_are_edited_alike(
+def test_editing_text_and_data_gives_equal_results(
     data: dict[str, Any], edits: dict[str, Any], indent: int | None
 ) -> None:
     before = copy.deepcopy(data)

@@ -50,7 +50,7 @@ def judge(reading: reading.Reading, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.vectors("cdi_versions", "cdi.version_check")
-def test_versions(case: Case) -> None:
+def test_version_checks_match_the_shared_cases(case: Case) -> None:
     given = case["input"]
     device = {"name": "a", "containerEdits": {"env": ["A=b"]}}
     whole = {"cdiVersion": given["cdiVersion"], "kind": "v.com/c", "devices": [device]}
@@ -59,7 +59,7 @@ def test_versions(case: Case) -> None:
 
 @pytest.mark.vectors("cdi_validate", "cdi.validate_edits")
 @pytest.mark.parametrize("where", ["document", "device"])
-def test_edits(case: Case, where: str) -> None:
+def test_validated_edits_match_the_shared_cases(case: Case, where: str) -> None:
     edits = case["input"]["containerEdits"]
     device = {"name": "a", "containerEdits": {"env": ["A=b"]}}
     whole: dict[str, Any] = {"cdiVersion": "1.1.0", "kind": "v.com/c", "devices": [device]}
@@ -71,17 +71,17 @@ def test_edits(case: Case, where: str) -> None:
 
 
 @pytest.mark.vectors("cdi_validate", "cdi.validate_device")
-def test_devices(case: Case) -> None:
+def test_validated_devices_match_the_shared_cases(case: Case) -> None:
     whole = {"cdiVersion": "1.1.0", "kind": "v.com/c", "devices": [case["input"]["device"]]}
     judge(of(whole), case["expected"])
 
 
 @pytest.mark.vectors("cdi_validate", "cdi.read_spec", "cdi.validate_spec", "cdi.schema")
-def test_documents(case: Case) -> None:
+def test_validated_cdi_specs_match_the_shared_cases(case: Case) -> None:
     judge(of(case["input"]["document"]), case["expected"])
 
 
-def test_a_document_is_plain_data() -> None:
+def test_a_cdi_spec_is_read_as_plain_data() -> None:
     found = text("containerEdits:\n  mounts:\n  - {hostPath: /a, containerPath: /b}\n")
     assert found.document == {
         "cdiVersion": "0.5.0",
@@ -91,7 +91,7 @@ def test_a_document_is_plain_data() -> None:
     }
 
 
-def test_all_errors_are_found_with_their_lines() -> None:
+def test_all_errors_are_reported_with_their_lines() -> None:
     found = read(
         b"""\
 cdiVersion: 0.3.0
@@ -183,7 +183,7 @@ def test_an_invalid_spec_is_refused_with_line_and_reason(
 @pytest.mark.parametrize(
     "data", [b"", b"\n", b"---\n", b"# x\n", b"null", b"~", b'""', b"{}", b"[]"]
 )
-def test_no_document(data: bytes) -> None:
+def test_an_empty_file_is_refused(data: bytes) -> None:
     assert read(data).document is None
     assert read(data).problems
 
@@ -191,7 +191,7 @@ def test_no_document(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"\x00", b"kind: \xff", b"\xff\xfe\x00", b"kind: \x07", b"\xfe\xff"]
 )
-def test_no_text(data: bytes) -> None:
+def test_binary_data_is_refused(data: bytes) -> None:
     assert read(data).document is None
 
 
@@ -245,18 +245,18 @@ def test_yaml_boolean_words_are_read_and_others_refused(written: str, meant: boo
     ["containerEdits:", "annotations: ~", "containerEdits: {env: ~, intelRdt: null}",
      "containerEdits: {deviceNodes: [{path: /a, uid: ~}]}"],
 )  # fmt: skip
-def test_null_is_nothing(written: str) -> None:
+def test_a_null_field_counts_as_missing(written: str) -> None:
     assert text(written + "\n").problems == ()
 
 
-def test_null_in_a_list_is_empty() -> None:
+def test_a_null_in_a_list_counts_as_empty() -> None:
     assert sentences(text("containerEdits: {env: [~]}\n")) == ["'' isn't NAME=VALUE"]
     assert sentences(text("containerEdits: {mounts: [~]}\n"))[0] == (
         "the hostPath of a mount is missing"
     )
 
 
-def test_the_case_of_a_fields_name_does_not_count() -> None:
+def test_field_names_are_case_insensitive() -> None:
     reading = read(
         b"CDIVERSION: 0.5.0\nkInd: a/b\nDevice\xc5\xbf: [{NAME: a, containeredits: {env: [A=b]}}]\n"
     )
@@ -267,7 +267,7 @@ def test_the_case_of_a_fields_name_does_not_count() -> None:
     }
 
 
-def test_aliases_and_merged_tables() -> None:
+def test_yaml_aliases_and_merged_tables_are_resolved() -> None:
     reading = read(
         (
             HEAD + "devices:\n"
@@ -283,19 +283,19 @@ def test_aliases_and_merged_tables() -> None:
     assert edits[1] == {"env": ["A=b"]}
 
 
-def test_only_the_first_document_of_a_file_counts() -> None:
+def test_only_the_first_yaml_document_of_a_file_counts() -> None:
     assert text("---\nkind: x\n").problems == ()
     assert text("...\n{\n").problems == ()
 
 
-def test_json_with_tabs_and_without_blanks() -> None:
+def test_json_with_tabs_or_without_blanks_is_read() -> None:
     whole = json.loads(json.dumps(text("").document))
     for written in (json.dumps(whole, indent="\t"), json.dumps(whole, separators=(",", ":"))):
         if yaml_reader.LOADER.__name__ == "CSafeLoader" or "\t" not in written:
             assert read(written.encode()).document == whole
 
 
-def test_pairs_of_halves_are_no_characters() -> None:
+def test_surrogate_pairs_in_json_escapes_are_refused() -> None:
     assert read(b'{"kind": "\\ud83d\\ude00"}').document is None
 
 
@@ -336,7 +336,7 @@ USED = f"- {{name: d, containerEdits: &e {{env: [{'A=b, ' * 500}]}}}}\n{USED}"
          "values",
          "digits", "bytes", "anchors", *(f"directives after {each[1]!a}" for each in DIRECTIVES)],
 )  # fmt: skip
-def test_nothing_takes_long(data: str) -> None:
+def test_yaml_made_to_be_slow_is_refused_in_time(data: str) -> None:
     with in_time():
         assert read(data.encode()).document is None
 
@@ -344,7 +344,7 @@ def test_nothing_takes_long(data: str) -> None:
 @pytest.mark.protects("few-directives", "few directives of a CDI document are read")
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("end", BREAKS)
-def test_directives_are_few(encoding: str, end: str) -> None:
+def test_too_many_yaml_directives_are_refused(encoding: str, end: str) -> None:
     """No tool writes any but %YAML, and a text may begin lines of its own with %."""
     mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
     many = "".join(f"%TAG !a{n}! b{end}" for n in range(20_000))
@@ -360,7 +360,7 @@ def test_directives_are_few(encoding: str, end: str) -> None:
 @pytest.mark.protects("document-nul", "no text of a CDI document has a NUL")
 @pytest.mark.parametrize("written", ['"a\\0b"', '"a\\x00b"', '"a\\u0000b"', "!!binary YQBi"])
 @pytest.mark.parametrize("field", FIELDS_OF_TEXT, ids=map(document.spelled, FIELDS_OF_TEXT))
-def test_no_text_has_a_character_that_no_path_and_no_variable_can_have(
+def test_a_nul_character_in_any_field_is_refused(
     field: tuple[str | int, ...], written: str
 ) -> None:
     """The kernel's words end there: one reader would see another path than the next."""
@@ -371,7 +371,7 @@ def test_no_text_has_a_character_that_no_path_and_no_variable_can_have(
     assert said in sentences(read(value.encode()))
 
 
-def test_a_document_of_a_large_machine_is_read() -> None:
+def test_a_cdi_spec_of_a_large_machine_is_read() -> None:
     nodes = [{"path": f"/dev/x{n}", "type": "c", "major": 1, "minor": n} for n in range(50)]
     devices = [{"name": f"d{n}", "containerEdits": {"deviceNodes": nodes}} for n in range(300)]
     assert of({"cdiVersion": "0.3.0", "kind": "a/b", "devices": devices}).problems == ()
@@ -383,7 +383,7 @@ def test_checks_accept_null_and_specs_without_line_numbers() -> None:
     assert found == [(("devices",), "the file has no device")]
 
 
-def test_a_pyyaml_that_was_built_without_libyaml() -> None:
+def test_a_pyyaml_without_libyaml_reads_cdi_specs() -> None:
     code = """
 import sys
 sys.modules["yaml._yaml"] = sys.modules["_yaml"] = None

@@ -41,7 +41,7 @@ def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @example(b"\xff\xfea\x00")
 @example(b"!!float 1_")
 @example(b"- &a [*a]")
-def test_any_bytes_are_a_document_or_errors(data: bytes) -> None:
+def test_any_bytes_give_a_cdi_spec_or_errors(data: bytes) -> None:
     with in_time():
         reading = read(data)
     assert (reading.document is None) == bool(reading.problems)
@@ -158,7 +158,7 @@ def _agrees(ours: Any, theirs: Any) -> bool:
 
 @settings(max_examples=300)
 @given(DOCUMENTS)
-def test_checks_and_versions_take_every_document(whole: dict[str, Any]) -> None:
+def test_checks_and_versions_accept_any_cdi_spec(whole: dict[str, Any]) -> None:
     for path, sentence in checks.problems(whole):
         assert sentence
         assert document.spelled(path)
@@ -167,7 +167,7 @@ def test_checks_and_versions_take_every_document(whole: dict[str, Any]) -> None:
 
 @settings(max_examples=300)
 @given(DOCUMENTS)
-def test_the_needed_version_is_the_lowest_that_is_taken(whole: dict[str, Any]) -> None:
+def test_the_needed_version_is_the_lowest_accepted(whole: dict[str, Any]) -> None:
     needed = versions.needed(whole)
     for version in versions.KNOWN[versions.KNOWN.index(versions.EARLIEST) :]:
         found = checks.problems({**whole, "cdiVersion": version})
@@ -175,7 +175,7 @@ def test_the_needed_version_is_the_lowest_that_is_taken(whole: dict[str, Any]) -
         assert too_low == versions.is_below(version, needed)
 
 
-def test_the_table_of_versions_names_fields_that_there_are() -> None:
+def test_the_table_of_versions_names_existing_fields() -> None:
     for field in versions.EDITS:
         kind: Any = document.FIELDS["containerEdits"]
         for name in field:

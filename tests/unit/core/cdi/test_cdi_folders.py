@@ -56,7 +56,7 @@ def both(root: Path) -> list[str]:
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.cache_load")
-def test_folders(case: Case, tmp_path: Path) -> None:
+def test_devices_of_folders_match_the_shared_cases(case: Case, tmp_path: Path) -> None:
     expected = case["expected"]
     for name in case["input"]["dirs"]:
         fill(tmp_path / name, case["input"][name])
@@ -69,7 +69,7 @@ def test_folders(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.cache_refresh")
-def test_changes(case: Case, tmp_path: Path) -> None:
+def test_changed_folders_match_the_shared_cases(case: Case, tmp_path: Path) -> None:
     parses = Parses()
     for step, expected in zip(case["input"]["steps"], case["expected"]["after_each"], strict=True):
         for name in ("etc", "run"):
@@ -99,7 +99,7 @@ def test_devices_and_errors_of_a_single_spec_folder(case: Case, tmp_path: Path) 
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.list")
-def test_vendors_and_classes(case: Case, tmp_path: Path) -> None:
+def test_vendors_and_classes_match_the_shared_cases(case: Case, tmp_path: Path) -> None:
     fill(tmp_path / "etc", case["input"]["etc"])
     documents = read_folders([str(tmp_path / "etc")]).documents.values()
     kinds = [names.split_kind(whole["kind"]) for whole in documents]
@@ -107,7 +107,7 @@ def test_vendors_and_classes(case: Case, tmp_path: Path) -> None:
     assert sorted({each for _, each in kinds}) == case["expected"]["classes"]
 
 
-def test_a_device_of_a_higher_folder_hides_a_conflict_below(tmp_path: Path) -> None:
+def test_a_device_in_a_higher_folder_hides_a_conflict_below(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"a.json": of("x", "y"), "b.json": of("x")})
     fill(tmp_path / "run", {"c.json": of("x")})
     found = read_folders(both(tmp_path))
@@ -116,7 +116,7 @@ def test_a_device_of_a_higher_folder_hides_a_conflict_below(tmp_path: Path) -> N
     assert found.devices["v.com/g=y"].edits == {"env": ["N=y"]}
 
 
-def test_a_conflict_hides_what_is_below(tmp_path: Path) -> None:
+def test_a_conflict_hides_devices_of_lower_folders(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"c.json": of("x")})
     fill(tmp_path / "run", {"a.json": of("x"), "b.yaml": of("x")})
     found = read_folders(both(tmp_path))
@@ -157,7 +157,7 @@ def test_files_that_no_engine_reads_are_listed_with_reasons(tmp_path: Path) -> N
     }
 
 
-def test_the_order_is_that_of_names(tmp_path: Path) -> None:
+def test_devices_are_ordered_by_file_name(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {name: of(name[0]) for name in ("c.json", "a.yaml", "b.json")})
     assert list(read_folders(both(tmp_path)).devices) == ["v.com/g=a", "v.com/g=b", "v.com/g=c"]
 
@@ -191,7 +191,7 @@ def _large(path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [_pipe, _link_to_pipe, _link_to_folder, _link_to_nothing, _endless, _large]
 )
-def test_nothing_is_waited_for(make: Any, tmp_path: Path) -> None:
+def test_unreadable_entries_are_reported_without_waiting(make: Any, tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"good.json": of("x")})
     make(tmp_path / "etc" / "bad.json")
     with in_time():
@@ -212,7 +212,7 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_in_a_folders_place(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "etc").touch()
     found = read_folders([str(tmp_path / "etc"), "a\0b"])
     assert found.errors[0] == FileError(
@@ -258,7 +258,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, keep: str) -> None:
     assert list(read_folders(both(tmp_path), parses).devices) == ["v.com/g=y"]
 
 
-def test_files_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+def test_removed_files_are_forgotten(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"a.json": of("x"), "b.json": of("y")})
     parses = Parses()
     read_folders(both(tmp_path), parses)
@@ -267,7 +267,7 @@ def test_files_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     assert list(parses.known) == [str(tmp_path / "etc/b.json")]
 
 
-def test_an_errors_sentence_names_its_place() -> None:
+def test_an_error_text_names_file_and_line() -> None:
     assert str(FileError("/a.json", 3, "x")) == "/a.json, line 3: x"
     assert str(FileError("/a.json", None, "x")) == "/a.json: x"
     assert Ignored("a", "b").to_json() == {"file": "a", "reason": "b"}
@@ -306,7 +306,7 @@ def test_a_single_spec_file_is_refused_or_read_unchanged(case: Case, tmp_path: P
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.transient_specs")
-def test_documents_of_one_pod(case: Case, tmp_path: Path) -> None:
+def test_transient_cdi_specs_match_the_shared_cases(case: Case, tmp_path: Path) -> None:
     expected = case["expected"]
     written: list[Path] = []
     for number, step in enumerate(case["input"]["steps"]):

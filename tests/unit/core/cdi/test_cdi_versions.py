@@ -10,7 +10,7 @@ Case = dict[str, Any]
 
 
 @pytest.mark.vectors("cdi_versions", "cdi.minimum_version")
-def test_lowest_version(case: Case) -> None:
+def test_lowest_versions_match_the_shared_cases(case: Case) -> None:
     assert versions.needed(case["input"]["spec"]) == case["expected"]["cdiVersion"]
 
 
@@ -29,7 +29,7 @@ def test_accepted_spec_versions_match_each_cdi_library(case: Case) -> None:
      ({"deviceNodes": [{"path": "/a"}, {"path": "/b", "hostPath": "/b"}]}, "0.5.0")],
 )  # fmt: skip
 @pytest.mark.parametrize("where", ["document", "device"])
-def test_empty_fields_need_nothing_with_two_exceptions(
+def test_most_empty_fields_need_no_newer_version(
     edits: dict[str, Any], version: str, where: str
 ) -> None:
     table = {"containerEdits": edits}
@@ -41,7 +41,7 @@ def test_empty_fields_need_nothing_with_two_exceptions(
     ("kind", "version"),
     [("v.com/c", "0.3.0"), ("v.com/c.d", "0.6.0"), ("a.b", "0.3.0"), ("v.com/", "0.3.0")],
 )
-def test_a_dot_counts_in_the_class(kind: str, version: str) -> None:
+def test_a_dot_in_the_class_needs_a_newer_version(kind: str, version: str) -> None:
     assert versions.needed({"kind": kind}) == version
 
 
@@ -61,7 +61,7 @@ def test_version_needs_name_the_field_that_causes_them() -> None:
      ("1.1.0", "0.2.0", False), ("1.1.0", "1.2.0", False), ("9.9.9", "0.9.0", False),
      ("1.0.1", "", False), ("1.0.1", "vv0.5.0", False)],
 )  # fmt: skip
-def test_versions_that_there_are(library: str, version: str, loads: bool) -> None:
+def test_only_known_versions_are_accepted(library: str, version: str, loads: bool) -> None:
     assert versions.accepts(library, version) == loads
 
 
@@ -106,7 +106,7 @@ def test_the_chosen_spec_folder_is_read_by_all_engines(
     assert versions.folder_for(engines) == folder
 
 
-def test_the_tables_name_versions_that_there_are() -> None:
+def test_the_tables_name_only_known_versions() -> None:
     tops = [top for lines in versions.ENGINES.values() for _, top in lines]
     named = {*versions.EDITS.values(), *tops, *versions.DEBIAN.values(), versions.EARLIEST}
     assert named <= set(versions.KNOWN)

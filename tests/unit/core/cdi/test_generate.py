@@ -57,7 +57,7 @@ def rooted(inventory: Inventory, root: str) -> Inventory:
 # Devices ------------------------------------------------------------------------------------
 
 
-def test_a_device_has_what_it_alone_brings_and_the_rest_is_common() -> None:
+def test_each_device_has_its_own_nodes_and_the_rest_is_common() -> None:
     made = document(machine(gpu(0, 1), gpu(1, 0)))
     found = edits(made)
     assert list(found) == ["0", "1", ALL]
@@ -68,7 +68,7 @@ def test_a_device_has_what_it_alone_brings_and_the_rest_is_common() -> None:
     assert paths(made["containerEdits"]) == control
 
 
-def test_a_single_gpu_is_a_device_of_its_own_too() -> None:
+def test_a_single_gpu_is_also_a_device_of_its_own() -> None:
     found = edits(document(machine(gpu(0, 0))))
     assert found["0"] == found[ALL]
     assert "/dev/nvidia0" in paths(found["0"])
@@ -82,7 +82,7 @@ def test_a_single_gpu_is_a_device_of_its_own_too() -> None:
         ("type-index", ["gpu1", "mig0:0", "mig0:1"]),
     ],
 )
-def test_names(strategy: str, expected: list[str]) -> None:
+def test_device_names_follow_the_strategy(strategy: str, expected: list[str]) -> None:
     made = document(machine(gpu(0, 3, MIGS), gpu(1, 0)), strategy)
     assert {device["name"] for device in made["devices"]} == {*expected, ALL}
 
@@ -94,7 +94,7 @@ def test_each_strategy_names_every_device() -> None:
     assert found["1"] == found["gpu1"] == found["GPU-00000001-0000-0000-0000-000000000000"]
 
 
-def test_a_mig_device_brings_its_gpu_and_no_other() -> None:
+def test_a_mig_device_has_only_its_gpus_nodes() -> None:
     found = edits(document(machine(gpu(0, 3, MIGS), gpu(1, 0))))
     assert paths(found["0:1"]) == [
         "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22",
@@ -131,7 +131,7 @@ def test_a_gpu_without_its_device_node_is_left_out_with_warning() -> None:
         generate(source(without_node(machine(gpu(0, 3)), "/dev/nvidia3")))
 
 
-def test_no_gpu_at_all_is_an_error() -> None:
+def test_a_machine_without_a_gpu_is_an_error() -> None:
     with pytest.raises(CdiError, match="This host has no GPU or MIG device"):
         generate(source(machine()))
     with pytest.raises(CdiError, match="GPU 0 is in MIG mode and has no MIG device"):
@@ -147,7 +147,7 @@ def test_a_lost_gpu_causes_a_warning() -> None:
 # Edits --------------------------------------------------------------------------------------
 
 
-def test_libraries_go_into_the_folders_of_the_host() -> None:
+def test_libraries_are_mounted_into_the_hosts_folders() -> None:
     made = document(rooted(machine(gpu(0, 0)), "/run/nvidia/driver"))
     mounts = {mount["containerPath"]: mount for mount in made["containerEdits"]["mounts"]}
     library = f"{own.FOLDER}/libcuda.so.{VERSION}"
@@ -160,7 +160,7 @@ def test_libraries_go_into_the_folders_of_the_host() -> None:
     assert "/run/p/socket" not in mounts
 
 
-def test_every_capability_is_carried_that_is_supported() -> None:
+def test_all_supported_capabilities_are_included() -> None:
     inventory = machine(gpu(0, 0))
 
     def names_of(made: Case) -> set[str]:
@@ -174,7 +174,7 @@ def test_every_capability_is_carried_that_is_supported() -> None:
     assert names_of(document(inventory, config=config)).isdisjoint(every - {"libnvidia-ml"})
 
 
-def test_numbers_are_written_where_they_never_change() -> None:
+def test_only_constant_device_numbers_are_written() -> None:
     made = document(machine(gpu(0, 0, MIGS)))
     nodes = [*made["containerEdits"]["deviceNodes"], *edits(made)["0:0"]["deviceNodes"]]
     numbered = {node["path"] for node in nodes if "major" in node}
@@ -186,7 +186,7 @@ def test_numbers_are_written_where_they_never_change() -> None:
         assert node.get("major", 195) == 195
 
 
-def test_the_host_path_of_a_node_is_written_where_it_is_another() -> None:
+def test_a_different_host_path_of_a_node_is_written() -> None:
     made = document(rooted(machine(gpu(0, 0)), "/drv"))
     node = edits(made)["0"]["deviceNodes"][0]
     assert (node["path"], node["hostPath"]) == ("/dev/nvidia0", "/drv/dev/nvidia0")
@@ -230,7 +230,7 @@ def test_fields_too_new_for_the_oldest_engine_are_omitted_with_warning(
         assert "up to version 0.6.0, and they need 0.7.0" in text
 
 
-def test_an_engine_without_the_word_loses_nothing_where_none_is_needed() -> None:
+def test_no_warning_where_no_additional_group_is_needed() -> None:
     reader = Reader("podman 4.9.3", "0.6.0")
     asked: list[Reader] = []
 
@@ -243,7 +243,7 @@ def test_an_engine_without_the_word_loses_nothing_where_none_is_needed() -> None
     assert not asked  # it would take a twentieth of a second
 
 
-def test_without_a_hook_links_are_mounts_and_folders_are_in_nvidias_words() -> None:
+def test_without_gpuhooks_hook_links_are_mounts_and_nvidias_hook_is_used() -> None:
     here = machine(gpu(0, 0))
     usual = generate(source(here), ("index",)).document["containerEdits"]
     made = generate(Source(VENDOR, here, Config(), HOOK, without_hook=True), ("index",)).document
@@ -274,18 +274,18 @@ def test_a_spec_for_selected_devices_contains_only_those() -> None:
         generate(here, ("index",), ("7",))
 
 
-def test_no_device_for_all() -> None:
+def test_no_all_device_is_written_if_not_wanted() -> None:
     made = generate(source(machine(gpu(0, 0), gpu(1, 1))), ("index",), all_device=False)
     assert list(edits(made.document)) == ["0", "1"]
     assert made.warnings == generate(source(machine(gpu(0, 0), gpu(1, 1))), ("index",)).warnings
 
 
-def test_the_last_variable_ends_every_other_injector() -> None:
+def test_the_devices_variable_is_void_against_other_injectors() -> None:
     made = document(machine(gpu(0, 0)))
     assert made["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
-def test_the_hook_is_there_once_with_an_environment_of_its_own() -> None:
+def test_the_hook_is_common_and_has_its_own_environment() -> None:
     made = generate(source(machine(gpu(0, 0), gpu(1, 1)), path="/srv/gpuhook.toml")).document
     [hook] = made["containerEdits"]["hooks"]
     assert hook == {
@@ -304,7 +304,7 @@ def npus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnyInventory:
     return second_vendor.machine(tmp_path / "acme", boards="2", split="1", reset="3")
 
 
-def test_a_vendor_without_files_needs_no_hook(npus: AnyInventory) -> None:
+def test_a_vendor_without_driver_files_gets_no_hook(npus: AnyInventory) -> None:
     vendor = second_vendor.part("vendor").VENDOR
     made = generate(Source(vendor, npus, Config(), HOOK), ("type-index",))
     found = made.document
@@ -335,7 +335,7 @@ def test_warnings_name_excluded_devices_and_special_variables(npus: AnyInventory
     assert names == ["0", "1.0", "1.1", "2", "A-0000", "A-0002"]
 
 
-def test_a_device_without_any_name(npus: AnyInventory) -> None:
+def test_a_device_without_a_valid_name_is_an_error(npus: AnyInventory) -> None:
     vendor = second_vendor.part("vendor").VENDOR
     with pytest.raises(CdiError, match="isn't a valid device name"):
         generate(Source(vendor, npus, Config(), HOOK), ("uuid",))
@@ -350,7 +350,7 @@ def test_a_device_without_any_name(npus: AnyInventory) -> None:
         closed_machine(0o660),
     ],
 )
-def test_engines_take_it_as_it_is(inventory: Inventory, form: str) -> None:
+def test_generated_cdi_specs_are_valid_and_survive_reading(inventory: Inventory, form: str) -> None:
     made = document(inventory, *STRATEGIES)
     reading = read(to_text(made, form).encode())
     assert reading.problems == ()
@@ -405,7 +405,9 @@ def machine_of(case: Case, root: Path, library: Any) -> Inventory:
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.generate_document")
-def test_whole_documents(case: Case, tmp_path: Path, library: Any) -> None:
+def test_generated_cdi_specs_match_the_shared_cases(
+    case: Case, tmp_path: Path, library: Any
+) -> None:
     """NVIDIA's hooks are one of ours, and what its hooks need to know is in no variable."""
     if is_of_another_mode(case):
         return
@@ -435,7 +437,7 @@ def test_whole_documents(case: Case, tmp_path: Path, library: Any) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.generate_hooks")
-def test_hooks(case: Case) -> None:
+def test_generated_hooks_match_the_shared_cases(case: Case) -> None:
     if is_of_another_mode(case):
         return
     expected = case["expected"]
@@ -446,7 +448,7 @@ def test_hooks(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.nvml_ids")
-def test_devices_by_name(case: Case) -> None:
+def test_devices_selected_by_name_match_the_shared_cases(case: Case) -> None:
     named = gpu(0, 0)
     facts = vars(named)
     first = Gpu(**{**facts, "uuid": "GPU-12345678-1234-1234-1234-123456789abc"})
@@ -463,17 +465,17 @@ def test_devices_by_name(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.mode", "cdi.csv_compat")
-def test_modes_that_are_not_ours(case: Case) -> None:
+def test_cases_of_unsupported_modes_are_recognized(case: Case) -> None:
     assert is_of_another_mode(case)
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.mode_document")
-def test_documents_of_modes_that_are_not_ours(case: Case) -> None:
+def test_cdi_spec_cases_of_unsupported_modes_are_recognized(case: Case) -> None:
     assert is_of_another_mode(case)
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.save_version")
-def test_the_version_is_the_lowest(case: Case) -> None:
+def test_the_lowest_version_is_written(case: Case) -> None:
     """A version can't be asked for: the lowest serves every reader that a higher one does."""
     assert versions.needed(case["input"]["document"]) == "0.3.0"
     asked_for = case["input"].get("cdiVersion", "0.3.0")
@@ -481,7 +483,7 @@ def test_the_version_is_the_lowest(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.version")
-def test_version_of_a_document(case: Case) -> None:
+def test_needed_versions_match_the_shared_cases(case: Case) -> None:
     device: Case = {"name": "a", "containerEdits": {"deviceNodes": [{"path": "/dev/a"}]}}
     if "hostPath" in case["input"]["spec"]:
         device["containerEdits"]["deviceNodes"][0]["hostPath"] = "/dev/a"
@@ -492,12 +494,12 @@ def test_version_of_a_document(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.simplify_document", "cdi.sort_document")
-def test_documents_are_tidied(case: Case) -> None:
+def test_tidied_cdi_specs_match_the_shared_cases(case: Case) -> None:
     assert tidy(case["input"]["document"]) == case["expected"]["document"]
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.remove_duplicates")
-def test_nothing_is_there_twice(case: Case) -> None:
+def test_duplicates_are_removed(case: Case) -> None:
     """NVIDIA doesn't sort yet where it removes duplicates; the order isn't compared."""
 
     def unordered(found: Case) -> list[list[str]]:
@@ -510,7 +512,7 @@ def test_nothing_is_there_twice(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.sort_nodes", "cdi.sort_mounts")
-def test_sorted_paths(case: Case) -> None:
+def test_sorted_paths_match_the_shared_cases(case: Case) -> None:
     key, field = (
         ("deviceNodes", "path")
         if case["group"] == "cdi.sort_nodes"
@@ -522,7 +524,7 @@ def test_sorted_paths(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.simplify")
-def test_simplified(case: Case) -> None:
+def test_simplified_edits_match_the_shared_cases(case: Case) -> None:
     given, expected = case["input"], case["expected"]
     nodes = [{"path": path} for path in given.get("common_nodes", ())]
     made = tidy({"containerEdits": {"env": given.get("common_env", []), "deviceNodes": nodes}})
@@ -532,7 +534,7 @@ def test_simplified(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.merge_devices")
-def test_all_is_planned_as_a_whole(case: Case) -> None:
+def test_the_all_device_is_planned_as_a_whole(case: Case) -> None:
     """Devices aren't merged: ``all`` is what a container gets that asks for all of them."""
     if case["name"] == "bad name":
         odd = gpu(0, 0)
@@ -551,20 +553,20 @@ def test_all_is_planned_as_a_whole(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.merged_device")
-def test_no_device_is_hidden_by_all(case: Case) -> None:
+def test_no_device_is_hidden_by_the_all_device(case: Case) -> None:
     made = edits(document(machine(gpu(0, 0)), "index"))
     assert sorted(made) == ["0", ALL]  # no device of a machine can be called all
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.split_by_annotation")
-def test_documents_are_not_split(case: Case) -> None:
+def test_cdi_specs_are_not_split_by_annotation(case: Case) -> None:
     """Coherent memory is announced by no annotation here, so there is nothing to split by."""
     made = document(machine(gpu(0, 0)))
     assert not any("annotations" in part for part in (made, *made["devices"]))
 
 
 @pytest.mark.vectors("cdi", "cdi.additional_gids")
-def test_additional_groups(case: Case) -> None:
+def test_additional_groups_match_the_shared_cases(case: Case) -> None:
     """A case without a mode has Node's; ours is always known."""
     given = case["input"]
     mode = EVERYBODY if given["mode"] is None else int(given["mode"], 8)
@@ -574,7 +576,7 @@ def test_additional_groups(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.device_node")
-def test_device_nodes(case: Case) -> None:
+def test_device_nodes_match_the_shared_cases(case: Case) -> None:
     """Access is rw always; modes are written, and numbers of majors that never change."""
     given, expected = case["input"], dict(case["expected"])
     root = given.get("hostPath", given["path"]).removesuffix(given["path"]) or "/"
@@ -590,14 +592,14 @@ def test_device_nodes(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.imex_id")
-def test_channels_are_asked_for_by_variable(case: Case) -> None:
+def test_imex_channels_are_not_in_cdi_specs(case: Case) -> None:
     """A document has none of them; what a name is, ``variables.imex_channel`` knows."""
     made = document(machine(gpu(0, 0)))
     everything = [made["containerEdits"], *edits(made).values()]
     assert not any("imex" in path for each in everything for path in paths(each))
 
 
-def test_every_operation_is_written_or_left_to_the_hook() -> None:
+def test_every_operation_is_an_edit_or_left_to_the_hook() -> None:
     request = asked("all", capabilities=("compute", "graphics", "utility"))
     plan = planned(request, machine(gpu(0, 0)))
     found = CdiWriter((195,)).write(plan.operations).edits

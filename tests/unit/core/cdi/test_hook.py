@@ -53,7 +53,7 @@ def found(
 
 
 @pytest.mark.parametrize("names", [["0"], ["1"], ["0", "1"]])
-def test_gpus_that_are_there(names: list[str]) -> None:
+def test_gpus_in_the_spec_are_found(names: list[str]) -> None:
     inventory = machine(gpu(0, 1), gpu(1, 0))
     assert found(spec_of(inventory, *names), inventory) == names
 
@@ -67,12 +67,12 @@ def test_gpus_that_are_there(names: list[str]) -> None:
         (["all"], ["0:0", "0:1", "1"]),
     ],
 )
-def test_mig_devices_that_are_there(names: list[str], expected: list[str]) -> None:
+def test_mig_devices_in_the_spec_are_found(names: list[str], expected: list[str]) -> None:
     inventory = machine(gpu(0, 3, MIGS), gpu(1, 0))
     assert found(spec_of(inventory, *names), inventory) == expected
 
 
-def test_a_gpu_in_mig_mode_as_a_whole() -> None:
+def test_a_mig_mode_gpu_without_instance_nodes_is_found_whole() -> None:
     """As --privileged or --device=/dev/nvidia3 give it: without nodes of its instances."""
     inventory = machine(gpu(0, 3, MIGS))
     spec = {"linux": {"devices": [{"path": "/dev/nvidia3", "major": 195, "minor": 3}]}}
@@ -111,7 +111,7 @@ MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
         (None, {}, []),  # a file, a folder
     ],
 )
-def test_nodes_that_are_mounted(
+def test_a_mounted_path_is_a_gpu_only_with_the_nodes_numbers(
     numbers: tuple[int, int] | None, linux: Spec, expected: list[str]
 ) -> None:
     """A user who names volumes may put anything there."""
@@ -139,13 +139,13 @@ def test_only_a_mount_of_a_device_node_yields_device_numbers(
     "CDI hook: a node that the cgroup denies is not given, and repair opens none",
     instead="return numbers",
 )
-def test_a_node_that_rules_deny_is_no_gpu() -> None:
+def test_a_node_denied_by_cgroup_rules_is_not_counted_as_a_gpu() -> None:
     inventory = machine(gpu(0, 1), gpu(1, 0))
     linux = spec_of(inventory, "0", "1")["linux"]
     assert found({"linux": {**linux, **rules((195, 0))}}, inventory) == ["1"]
 
 
-def test_nodes_with_other_numbers_are_no_gpus() -> None:
+def test_nodes_with_other_numbers_are_not_counted_as_gpus() -> None:
     inventory = machine(gpu(0, 0))
     node = {"path": "/dev/nvidia0", "type": "c", "major": 1, "minor": 3}
     assert found({"linux": {"devices": [node]}}, inventory) == []
@@ -158,7 +158,7 @@ def test_nodes_with_other_numbers_are_no_gpus() -> None:
         {"mounts": {"destination": "/dev/nvidia0"}}, {"mounts": [[], {"destination": 3}]},
     ],
 )  # fmt: skip
-def test_specs_of_any_shape(spec: Spec) -> None:
+def test_misshapen_specs_contain_no_gpus(spec: Spec) -> None:
     assert found(spec, machine(gpu(0, 0))) == []
 
 
@@ -178,14 +178,14 @@ def kinds(operations: list[Any]) -> set[str]:
     return {op.kind for op in operations}
 
 
-def test_nothing_is_mounted_or_allowed_again() -> None:
+def test_the_hook_repeats_no_device_mount_and_no_device_rule() -> None:
     steps = plan(given("0"))
     assert kinds(steps) == {"mounted", "bind", "proc-driver", "symlink", "write", "ldcache"}
     assert {op.destination for op in steps if op.kind == "bind"} == {"/run/p/socket"}
     assert isinstance(steps[-1], UpdateLdCache)
 
 
-def test_links_and_names_are_those_of_the_hosts_folders() -> None:
+def test_links_and_cached_names_use_the_hosts_folders() -> None:
     steps = plan(given("0"))
     links = {op.destination: op.target for op in steps if isinstance(op, Symlink)}
     assert links[f"{own.FOLDER}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
@@ -205,7 +205,7 @@ def test_proc_and_egl_profile_show_only_the_containers_gpus() -> None:
     assert cover.binds == ()
 
 
-def test_files_that_are_not_mounted_get_no_links_and_no_names() -> None:
+def test_unmounted_files_get_no_links_and_no_cache_names() -> None:
     spec = given("0")
     spec["mounts"] = [each for each in spec["mounts"] if "libcuda.so" not in each["destination"]]
     steps = plan(spec)
@@ -215,11 +215,11 @@ def test_files_that_are_not_mounted_get_no_links_and_no_names() -> None:
     assert "libnvidia-ml.so.1" in names
 
 
-def test_a_container_without_any_library_keeps_its_cache() -> None:
+def test_a_container_without_libraries_keeps_its_linker_cache() -> None:
     assert "ldcache" not in kinds(plan({}))
 
 
-def test_links_to_nodes_that_are_not_there_are_not_made() -> None:
+def test_links_to_missing_nodes_are_not_made() -> None:
     spec = given("0")
     dri = [node for node in spec["linux"]["devices"] if "/dri/" in node["path"]]
     links = [op.destination for op in plan(spec) if "by-path" in getattr(op, "destination", "")]
@@ -228,14 +228,14 @@ def test_links_to_nodes_that_are_not_there_are_not_made() -> None:
     assert not [op for op in plan(spec) if "by-path" in getattr(op, "destination", "")]
 
 
-def test_mounts_that_links_lead_to_are_known() -> None:
+def test_mounted_link_targets_are_recognised_as_already_mounted() -> None:
     """So that a file of the image in a link's place is covered by the driver's own."""
     known = {op.destination for op in plan(given("0")) if isinstance(op, AlreadyMounted)}
     assert f"{own.FOLDER}/libcuda.so.{VERSION}" in known
     assert "/usr/bin/nvidia-smi" not in known
 
 
-def test_an_image_with_other_folders_is_told_the_hosts() -> None:
+def test_an_image_with_other_folders_gets_a_config_of_the_hosts_folders() -> None:
     [config] = [
         op for op in plan(given("0"), OTHER)
         if isinstance(op, WriteFile) and op.destination == FOLDERS_CONFIG

@@ -136,7 +136,9 @@ def test_a_cdi_spec_written_just_now_is_not_saved(
     assert "x" in site.file.read_text()
 
 
-def test_a_clock_that_was_set_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specs_are_saved_even_after_the_clock_was_set_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files of times to come are saved all the same."""
     monkeypatch.undo()
     path = site.write("a.json", of("x"))
@@ -208,7 +210,7 @@ def test_saved_specs_of_the_wrong_form_are_ignored(site: Site, text: str) -> Non
     assert site.reads == 2
 
 
-def test_folders_of_other_configurations_do_not_fight(site: Site, tmp_path: Path) -> None:
+def test_two_folder_configurations_do_not_invalidate_each_other(site: Site, tmp_path: Path) -> None:
     site.write("a.json", of("x"))
     other = Config()
     other.cdi_spec_dirs = (str(tmp_path / "other"), str(site.folder))
@@ -219,7 +221,7 @@ def test_folders_of_other_configurations_do_not_fight(site: Site, tmp_path: Path
     assert site.reads == 2
 
 
-def test_a_start_that_finds_all_saved_imports_no_yaml(site: Site) -> None:
+def test_a_start_with_all_specs_saved_imports_no_yaml(site: Site) -> None:
     site.write("a.json", of("x"))
     site.write("b.yaml", "kind: [\n")
     site.names()

@@ -116,7 +116,7 @@ def test_another_vendors_device_comes_from_its_cdi_spec(site: Site, mode: str) -
 
 
 @pytest.mark.parametrize("mode", ["hook", "auto"])
-def test_our_own_kind_is_asked_of_the_machine(site: Site, mode: str) -> None:
+def test_the_built_in_kind_is_resolved_from_the_inventory(site: Site, mode: str) -> None:
     data = site.edited("nvidia.com/gpu=0", mode)
     assert hooks(data, "prestart") == ["gpuhook-prestart"]
     minors = [rule["minor"] for rule in data["linux"]["resources"]["devices"]]
@@ -124,7 +124,7 @@ def test_our_own_kind_is_asked_of_the_machine(site: Site, mode: str) -> None:
     assert "FROM=document" not in data["process"]["env"]
 
 
-def test_mode_cdi_asks_documents_for_all(site: Site) -> None:
+def test_mode_cdi_resolves_all_devices_from_cdi_specs(site: Site) -> None:
     data = site.edited("0,maker.example/card=b", "cdi")
     assert "FROM=document" in data["process"]["env"]
     assert given(data) == ["/dev/card-b"]
@@ -140,7 +140,7 @@ def test_one_container_gets_nvidia_and_other_vendors_devices(site: Site) -> None
 
 
 @pytest.mark.parametrize("devices", ["maker.example/card=c", "other.example/card=a,0"])
-def test_a_name_that_no_document_has(site: Site, devices: str) -> None:
+def test_a_name_in_no_cdi_spec_is_refused(site: Site, devices: str) -> None:
     with pytest.raises(UnknownDeviceError, match="can't be used"):
         site.edited(devices)
 
@@ -177,12 +177,12 @@ def test_a_broken_cdi_spec_does_not_affect_other_specs(site: Site) -> None:
         site.edited("nvidia.com/gpu=0", "cdi")
 
 
-def test_a_bundle_started_again_does_not_grow(site: Site) -> None:
+def test_applying_cdi_devices_twice_changes_nothing_more(site: Site) -> None:
     once = site.edit(site.spec("maker.example/card=a,maker.example/card=b"))
     assert site.edit(once).data == once.data
 
 
-def test_explain_says_which_file_gives_what(site: Site) -> None:
+def test_explain_names_the_cdi_spec_file_of_each_device(site: Site) -> None:
     config = site.folder / "config.toml"
     config.write_text(site.config())
     words = ["-e", "NVIDIA_VISIBLE_DEVICES=maker.example/card=a,0", "--format", "json"]

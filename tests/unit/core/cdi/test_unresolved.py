@@ -36,7 +36,7 @@ def test_the_error_lists_existing_devices_of_the_kind(tmp_path: Path) -> None:
     assert "zzz" not in message
 
 
-def test_a_few_of_many_are_listed(tmp_path: Path) -> None:
+def test_a_few_of_many_device_names_are_listed(tmp_path: Path) -> None:
     names = [f"card-{number:03}" for number in range(200)]
     (tmp_path / "maker.json").write_text(of("maker.example/card", *names))
     message = said(tmp_path, "maker.example/card=x")
@@ -45,13 +45,13 @@ def test_a_few_of_many_are_listed(tmp_path: Path) -> None:
     assert "more" in message
 
 
-def test_a_kind_that_no_document_has(tmp_path: Path) -> None:
+def test_the_error_says_that_no_cdi_spec_is_of_the_kind(tmp_path: Path) -> None:
     (tmp_path / "maker.json").write_text(of("maker.example/card", "a"))
     message = said(tmp_path, "maker.example/other=a")
     assert f"no CDI spec in {tmp_path} is of the kind 'maker.example/other'" in message
 
 
-def test_a_file_that_is_broken_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_broken_spec_file_is_named_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a-other.json").write_text("{")
     (tmp_path / "maker.example-card.yaml").write_text("cdiVersion: 0.3.0\nkind: [\n")
     message = said(tmp_path, "maker.example/card=a")
@@ -61,7 +61,7 @@ def test_a_file_that_is_broken_is_named_with_its_line(tmp_path: Path) -> None:
     assert f"{tmp_path}/a-other.json, line " in said(tmp_path, "maker.example/card=a")
 
 
-def test_a_file_that_no_engine_reads_is_named(tmp_path: Path) -> None:
+def test_a_spec_file_unread_for_its_extension_is_named(tmp_path: Path) -> None:
     (tmp_path / "maker.yml").write_text(of("maker.example/card", "a"))
     (tmp_path / "README").write_text("Look here.")
     message = said(tmp_path, "maker.example/card=a")
@@ -69,7 +69,7 @@ def test_a_file_that_no_engine_reads_is_named(tmp_path: Path) -> None:
     assert "README" not in message
 
 
-def test_long_and_strange_names_stay_short(tmp_path: Path) -> None:
+def test_messages_with_long_names_stay_short(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["x" * 60] * 5)
     deep.mkdir(parents=True)
     (deep / "a.json").write_text("{")

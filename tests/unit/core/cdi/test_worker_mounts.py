@@ -92,7 +92,7 @@ def moved(spec: Spec) -> list[str]:
     return [place for _, place in hook_args.mounts_of(spec, "nvidia.com/gpu")]
 
 
-def test_the_helper_makes_all_of_our_own_documents_mounts(driver: Path) -> None:
+def test_the_hook_worker_makes_all_mounts_of_generated_cdi_specs(driver: Path) -> None:
     edited = edits(driver)
     spec = applied(spec_with(), edited)
     assert places(spec) == ["/proc"]
@@ -104,14 +104,14 @@ def test_the_helper_makes_all_of_our_own_documents_mounts(driver: Path) -> None:
     assert hook["args"][-1] == "nvidia.com/gpu"
 
 
-def test_without_a_helper_the_runtime_makes_them(driver: Path) -> None:
+def test_without_a_hook_worker_the_runtime_makes_the_mounts(driver: Path) -> None:
     spec = applied(spec_with(), edits(driver), [])
     assert sorted(places(spec)) == sorted(["/proc", *MOUNTED])
     assert moved(spec) == []
     assert spec.text == apply.apply_to_spec(spec_with(), edits(driver)).text
 
 
-def test_everything_else_is_as_without_a_helper(driver: Path) -> None:
+def test_all_but_the_mounts_is_the_same_without_a_hook_worker(driver: Path) -> None:
     plain, helped = applied(spec_with(), edits(driver), []), applied(spec_with(), edits(driver))
     for each in (plain, helped):
         each.data.pop("mounts")
@@ -141,7 +141,7 @@ def test_mounts_overlapping_a_volume_are_left_to_the_runtime(driver: Path, place
     assert LIBRARY in places(spec)
 
 
-def test_a_volume_in_a_mounts_own_place_is_replaced_as_cdi_says(driver: Path) -> None:
+def test_a_volume_at_a_cdi_mounts_destination_is_replaced(driver: Path) -> None:
     plain, helped = (
         applied(spec_with(volume(LIBRARY)), edits(driver), words) for words in ([], WORDS)
     )
@@ -197,7 +197,7 @@ def test_mounts_unlike_generated_ones_are_left_to_the_runtime(
     assert sorted(moved(spec)) == sorted(set(MOUNTED) - {LIBRARY})
 
 
-def test_a_document_of_another_kind_keeps_the_order(driver: Path) -> None:
+def test_another_vendors_cdi_spec_leaves_all_mounts_to_the_runtime(driver: Path) -> None:
     names = ("nvidia.com/gpu=0", "maker.example/card=a")
     spec = applied(spec_with(), edits(driver), names=names)
     assert moved(spec) == []
@@ -206,12 +206,12 @@ def test_a_document_of_another_kind_keeps_the_order(driver: Path) -> None:
     assert hook["args"][1:7] == ["--helper", *WORDS]
 
 
-def test_a_user_namespace_has_its_owners_mapped_by_the_runtime(driver: Path) -> None:
+def test_mounts_in_a_user_namespace_are_left_to_the_runtime(driver: Path) -> None:
     linux = {"namespaces": [{"type": "mount"}, {"type": "user"}]}
     assert moved(applied(spec_with(linux=linux), edits(driver))) == []
 
 
-def test_more_than_one_word_can_hold_stays_the_runtimes(driver: Path) -> None:
+def test_mounts_too_many_for_one_argument_are_left_to_the_runtime(driver: Path) -> None:
     edited = edits(driver)
     [one] = [each for each in edited["mounts"] if each["containerPath"] == LIBRARY]
     edited["mounts"] = [{**one, "containerPath": f"/opt/{number:090}"} for number in range(900)]
@@ -220,7 +220,7 @@ def test_more_than_one_word_can_hold_stays_the_runtimes(driver: Path) -> None:
     assert len(places(spec)) == 901
 
 
-def test_a_bundle_that_is_started_again(driver: Path) -> None:
+def test_applying_a_spec_again_yields_the_same_spec(driver: Path) -> None:
     first = applied(spec_with(), edits(driver))
     again = applied(hook_args.without_words(first), edits(driver))
     assert again.data == first.data
@@ -230,7 +230,7 @@ def test_a_bundle_that_is_started_again(driver: Path) -> None:
     "word",
     ["", "{", "7", "[7]", '["ab"]', '[["/a"]]', '[["/a", "b"]]', "[[1, 2]]", '[["/a","/b","/c"]]'],
 )
-def test_a_word_that_isnt_ours(word: str) -> None:
+def test_an_invalid_mounts_argument_is_refused(word: str) -> None:
     args = ["gpuhook-cdi-hook", "--helper", *WORDS, "--mounts", word, "a/b"]
     hook = {"path": "/x/gpuhook-cdi-hook", "args": args}
     spec = spec_with(hooks={"createContainer": [hook]})

@@ -109,7 +109,7 @@ def noted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> cache.Loaded:
 
 
 @pytest.mark.parametrize("change", [remove, remove_folder, exchange_folder, link_to_nothing])
-def test_a_file_that_goes_shows_in_its_folder(
+def test_a_removed_or_replaced_file_is_detected_by_its_folder(
     change: Callable[[Path], None], machine: Machine, noted: cache.Loaded
 ) -> None:
     assert noted.is_same(machine.config)
@@ -117,7 +117,7 @@ def test_a_file_that_goes_shows_in_its_folder(
     assert not noted.is_same(machine.config)
 
 
-def test_files_of_a_noted_folder_are_not_looked_at(
+def test_files_in_a_recorded_folder_are_not_checked_one_by_one(
     machine: Machine, noted: cache.Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
@@ -140,7 +140,7 @@ def test_files_of_a_noted_folder_are_not_looked_at(
     "a folder that has just changed tells nothing of its files",
     instead="settled = True",
 )
-def test_a_folder_that_has_just_changed_tells_nothing(
+def test_a_just_changed_folder_does_not_vouch_for_its_files(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deletion within the same clock tick leaves the folder's times unchanged."""
@@ -158,7 +158,7 @@ def test_a_folder_that_has_just_changed_tells_nothing(
 
 
 @pytest.mark.parametrize("days", [20, -20])
-def test_a_lost_device_may_be_back_later(
+def test_an_inventory_with_a_lost_device_expires(
     days: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the clock was set back meanwhile."""
@@ -169,7 +169,7 @@ def test_a_lost_device_may_be_back_later(
     assert machine.get() == "look 2"
 
 
-def test_machine_is_looked_at_once(machine: Machine) -> None:
+def test_an_unchanged_machine_is_searched_once(machine: Machine) -> None:
     assert [machine.get() for _ in range(3)] == ["look 1"] * 3
     assert machine.looks == 1
     assert cache.saved(machine.config, VENDOR) == machine_inventory(machine)
@@ -213,7 +213,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_change_is_noticed(machine: Machine, change: Callable[[Machine], object]) -> None:
+def test_a_changed_machine_is_searched_again(
+    machine: Machine, change: Callable[[Machine], object]
+) -> None:
     assert machine.get() == "look 1"
     change(machine)
     assert cache.saved(machine.config, VENDOR) is None
@@ -233,7 +235,7 @@ def test_daemon_sockets_and_mps_folders_leave_the_inventory_current(
 
 
 @pytest.mark.parametrize("folder", ["srv/bin", "srv/share/vulkan/icd.d"])
-def test_configured_folders_count(machine: Machine, folder: str) -> None:
+def test_changes_in_configured_folders_cause_a_new_search(machine: Machine, folder: str) -> None:
     machine.config.binary_search_paths = ("/srv/bin",)
     machine.config.data_search_paths = ("/srv/share",)
     machine.write("srv/other", "")
@@ -253,7 +255,7 @@ def test_changes_in_world_writable_folders_leave_the_inventory_current(machine: 
     assert machine.get() == "look 1"
 
 
-def test_paths_that_others_may_make_are_not_waited_for(tmp_path: Path) -> None:
+def test_missing_paths_in_world_writable_folders_are_not_watched(tmp_path: Path) -> None:
     for folder in ("tmp", "usr"):
         (tmp_path / folder).mkdir()
     (tmp_path / "tmp").chmod(0o1777)
@@ -262,7 +264,7 @@ def test_paths_that_others_may_make_are_not_waited_for(tmp_path: Path) -> None:
     assert fingerprint.settled(f"{tmp_path}/nowhere", paths) == []
 
 
-def test_change_of_a_node_is_noticed() -> None:
+def test_a_changed_device_node_is_detected() -> None:
     good = Node.of("/dev/null", os.stat("/dev/null"))
     assert good is not None
     fields = {name: getattr(good, name) for name in good.fields()}
@@ -274,7 +276,7 @@ def test_change_of_a_node_is_noticed() -> None:
     assert not fingerprint.same_nodes("/", [good, Node("/dev/nothing", 1, 99)], ())
 
 
-def test_two_sets_of_settings_do_not_fight(machine: Machine) -> None:
+def test_two_configurations_have_separate_inventories(machine: Machine) -> None:
     other = Config()
     other.driver_root, other.state_dir = machine.config.driver_root, machine.config.state_dir
     other.user = "video"
@@ -283,7 +285,7 @@ def test_two_sets_of_settings_do_not_fight(machine: Machine) -> None:
         assert cache.get_inventory(other, VENDOR).version == "look 2"
 
 
-def test_only_known_settings_are_asked_for() -> None:
+def test_a_device_search_reads_only_known_settings() -> None:
     asked = set()
 
     class Spy(Config):
@@ -302,7 +304,9 @@ def test_only_known_settings_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("path", ["/srv/gpuhook.toml", None])
-def test_an_error_names_the_file_to_correct(path: str | None, tmp_path: Path) -> None:
+def test_a_driver_root_error_names_the_setting_and_its_file(
+    path: str | None, tmp_path: Path
+) -> None:
     config = Config(path)
     config.user = str(os.getuid())
     for root in (tmp_path / "nothing", tmp_path):
@@ -315,7 +319,9 @@ def test_an_error_names_the_file_to_correct(path: str | None, tmp_path: Path) ->
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.booleans(), st.integers(0, 1 << 16), st.integers(1, 255))
-def test_damaged_file_is_made_anew(machine: Machine, cut: bool, at: int, flipped: int) -> None:
+def test_a_damaged_inventory_file_is_ignored_and_remade(
+    machine: Machine, cut: bool, at: int, flipped: int
+) -> None:
     before = machine.get()
     content = bytearray(machine.file.read_bytes())
     at %= len(content)
@@ -328,14 +334,14 @@ def test_damaged_file_is_made_anew(machine: Machine, cut: bool, at: int, flipped
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o602])
-def test_file_that_others_may_write_is_not_read(machine: Machine, mode: int) -> None:
+def test_an_inventory_file_writable_by_others_is_replaced(machine: Machine, mode: int) -> None:
     machine.get()
     machine.file.chmod(mode)
     assert machine.get() == "look 2"
     assert machine.file.stat().st_mode & 0o777 == 0o644
 
 
-def test_folder_that_others_may_write_is_not_used(machine: Machine) -> None:
+def test_a_state_folder_writable_by_others_is_not_used(machine: Machine) -> None:
     machine.get()
     Path(machine.config.state_dir).chmod(0o777)
     assert [machine.get(), machine.get()] == ["look 2", "look 3"]
@@ -343,7 +349,7 @@ def test_folder_that_others_may_write_is_not_used(machine: Machine) -> None:
         cache.refresh(machine.config, VENDOR)
 
 
-def test_link_in_the_place_of_folder_or_file_is_not_followed(machine: Machine) -> None:
+def test_links_replacing_the_state_folder_or_file_are_not_followed(machine: Machine) -> None:
     machine.get()
     file, folder = machine.file, Path(machine.config.state_dir)
     file.rename(folder / "elsewhere")
@@ -365,7 +371,7 @@ def test_an_inventory_read_without_saving_leaves_no_files(machine: Machine) -> N
     assert not Path(machine.config.state_dir).exists()
 
 
-def test_change_while_looking_is_looked_at_again(machine: Machine) -> None:
+def test_a_change_during_the_search_causes_another_search(machine: Machine) -> None:
     def change() -> None:
         if machine.looks == 1:
             machine.write("proc/driver/nvidia/version", "NVRM version: 590.1\n")
@@ -417,7 +423,7 @@ def test_concurrent_callers_share_one_device_search(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("kind", [DriverError, NoDriverError])
-def test_waiters_share_the_failure_that_they_waited_for(
+def test_concurrent_callers_share_the_failure_of_one_search(
     machine: Machine, kind: type[DriverError]
 ) -> None:
     machine.failure = kind("NVML failed: no luck", "Try a restart")

@@ -76,7 +76,9 @@ def selected(*selectors: str, inventory: Inventory = MACHINE) -> Selection:
         ([f"mig-{C.upper()}/8/1"], [M1]),
     ],
 )
-def test_selectors(selectors: list[str], uuids: list[str]) -> None:
+def test_each_selector_form_selects_the_right_devices(
+    selectors: list[str], uuids: list[str]
+) -> None:
     assert list(selected(*selectors).uuids) == uuids
 
 
@@ -85,7 +87,7 @@ def test_an_index_follows_enumeration_and_selects_no_mig_devices() -> None:
     assert selected("2").migs == ()
 
 
-def test_duplicates_of_every_form_are_one() -> None:
+def test_duplicate_selectors_of_any_form_select_one_device() -> None:
     selection = selected("1", B, "1a2b3:43:a.0", "1-1", "GPU-8f3b", "1")
     assert selection.uuids == (B,)
     assert [found.uuid for found in selection.gpus] == [B]
@@ -95,7 +97,7 @@ def test_all_beside_others_selects_everything_once() -> None:
     assert selected("2:1", "all", "0").uuids == (M1, A, B, C, M0)
 
 
-def test_mig_device_brings_its_gpu_but_is_what_was_selected() -> None:
+def test_a_mig_device_adds_its_gpu_but_only_its_own_uuid() -> None:
     selection = selected("2:1", "0", M0)
     assert [found.uuid for found in selection.gpus] == [C, A]
     assert [(found.uuid, mig.uuid) for found, mig in selection.migs] == [(C, M1), (C, M0)]
@@ -112,7 +114,7 @@ def test_mig_device_brings_its_gpu_but_is_what_was_selected() -> None:
         "0000:1b:01.0", "000000000:1b:00.0", "::.0",
     ],
 )  # fmt: skip
-def test_unknown_device_is_named_with_what_exists(selector: str) -> None:
+def test_an_unknown_device_error_lists_existing_devices(selector: str) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         selected("0", selector)
     assert ascii(selector)[:10] in str(caught.value)
@@ -124,7 +126,9 @@ def test_unknown_device_is_named_with_what_exists(selector: str) -> None:
 
 @pytest.mark.parametrize("lost", [(), tuple(range(16, 40))])
 @pytest.mark.parametrize("selector", ["99:9", "MIG-9", "0-99", "x" * 10**5, "\U0001f600" * 40])
-def test_the_message_is_short_on_any_machine(selector: str, lost: tuple[int, ...]) -> None:
+def test_an_unknown_device_error_is_short_on_any_machine(
+    selector: str, lost: tuple[int, ...]
+) -> None:
     """112 MIG devices, of names as long as an old driver makes them."""
     gpus = [
         gpu(
@@ -143,7 +147,7 @@ def test_the_message_is_short_on_any_machine(selector: str, lost: tuple[int, ...
 
 
 @pytest.mark.parametrize(("length", "count"), [(8, 4), (60, 4), (110, 2), (250, 1), (500, 0)])
-def test_names_as_long_as_they_are_leave_fewer_of_them(length: int, count: int) -> None:
+def test_an_error_lists_fewer_devices_the_longer_their_names_are(length: int, count: int) -> None:
     """As a vendor may have them that config.toml declares."""
     texts = [f"N{n:0{length}}" for n in range(9)]
     devices = tuple(Device(text, text, {"name": (text,)}) for text in texts)
@@ -198,7 +202,7 @@ def test_an_unknown_selector_error_states_the_cause(
 
 
 @pytest.mark.parametrize("selector", ["3", "03", "3-3", "2-4", "0-7", "3:0"])
-def test_a_lost_gpu_is_named_as_lost(selector: str) -> None:
+def test_selecting_a_lost_gpu_is_refused_as_lost(selector: str) -> None:
     with pytest.raises(LostDeviceError) as caught:
         selected("0", selector, inventory=LOSSES)
     assert caught.value.code == "lost-device"
@@ -207,14 +211,14 @@ def test_a_lost_gpu_is_named_as_lost(selector: str) -> None:
     assert "Xid 79" in caught.value.remedy
 
 
-def test_other_gpus_can_still_be_asked_for() -> None:
+def test_other_gpus_can_be_selected_while_some_are_lost() -> None:
     assert selected("0-2", "4", inventory=LOSSES).uuids == (
         "GPU-0000", "GPU-0001", "GPU-0002", "GPU-0004",
     )  # fmt: skip
     assert len(selected("all", inventory=LOSSES).uuids) == 6
 
 
-def test_the_only_gpu_is_lost() -> None:
+def test_selecting_the_only_gpu_is_refused_when_it_is_lost() -> None:
     alone = machine(lost=(0,))
     assert selected("all", inventory=alone).uuids == ()
     with pytest.raises(LostDeviceError, match="GPU 0 has fallen"):
@@ -225,7 +229,7 @@ def test_the_only_gpu_is_lost() -> None:
 
 
 @pytest.mark.parametrize("selector", ["GPU-8f3a", "MIG-1111", "0000:1b:00.0", "3:00.0"])
-def test_a_uuid_or_bus_id_may_be_a_lost_gpus(selector: str) -> None:
+def test_an_unknown_uuid_or_bus_id_error_mentions_lost_gpus(selector: str) -> None:
     """NVML tells of a lost GPU no more than its index."""
     with pytest.raises(UnknownDeviceError) as caught:
         selected(selector, inventory=LOSSES)
@@ -238,32 +242,34 @@ def test_a_uuid_or_bus_id_may_be_a_lost_gpus(selector: str) -> None:
 
 
 @pytest.mark.parametrize(("prefix", "both"), [("GPU-8", (A, B)), ("MIG-1111", (M0, M1))])
-def test_ambiguous_prefix_names_the_candidates(prefix: str, both: tuple[str, str]) -> None:
+def test_an_ambiguous_uuid_prefix_is_refused_with_its_candidates(
+    prefix: str, both: tuple[str, str]
+) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         selected(prefix)
     for uuid in both:
         assert uuid in caught.value.cause
 
 
-def test_whole_uuid_wins_over_being_a_prefix() -> None:
+def test_a_whole_uuid_is_preferred_over_a_longer_match() -> None:
     longer = machine(gpu(0, "GPU-12", "0:1:0.0"), gpu(1, "GPU-123", "0:2:0.0"))
     assert selected("GPU-12", inventory=longer).uuids == ("GPU-12",)
 
 
-def test_machine_without_gpus() -> None:
+def test_an_index_is_refused_on_a_machine_without_gpus() -> None:
     assert selected("all", inventory=machine()).uuids == ()
     assert selected(inventory=machine()).gpus == ()
     with pytest.raises(UnknownDeviceError, match="none at all"):
         selected("0", inventory=machine())
 
 
-def test_many_gpus_are_not_all_listed() -> None:
+def test_an_error_does_not_list_all_of_many_gpus() -> None:
     many = machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in range(64)))
     with pytest.raises(UnknownDeviceError, match="and 60 more"):
         selected("64", inventory=many)
 
 
-def test_a_name_counts_in_the_spaces_that_are_searched() -> None:
+def test_a_name_is_found_only_in_the_given_name_spaces() -> None:
     assert [device.id for device in select(["gpu1"], MACHINE, names)] == [B]
     with pytest.raises(UnknownDeviceError):
         select(["gpu1"], MACHINE, names, ("index", "uuid", "bus_id", "mig"))
@@ -290,5 +296,7 @@ GID = 44
         (0o660, NOBODY, 0),
     ],
 )
-def test_the_group_that_may_use_a_node(mode: int, gid: int, group: int) -> None:
+def test_a_nodes_group_is_given_only_if_its_mode_requires_it(
+    mode: int, gid: int, group: int
+) -> None:
     assert Node("/dev/a", 1, 2, mode, 0, gid).group == group

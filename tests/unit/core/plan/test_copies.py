@@ -67,7 +67,9 @@ def sources(operations: list[Operation]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("image", "folder32"), [(DEBIAN, own.FOLDER32), (LIB64, "/usr/lib")], ids=["debian", "lib64"]
 )
-def test_a_copy_names_what_the_containers_loader_finds(image: Image, folder32: str) -> None:
+def test_a_manifest_copy_names_libraries_as_the_loader_finds_them(
+    image: Image, folder32: str
+) -> None:
     found = copies(plan(image))
     assert found[ICD].content == TEXT
     assert found[ICD32].content == TEXT.replace(GLX, f"{folder32}/{GLX}")
@@ -87,7 +89,7 @@ def test_a_32_bit_manifest_copy_comes_only_with_32_bit_libraries(
     assert copies(plan(image, "compute", "utility")) == {}
 
 
-def test_config_json_has_the_file_and_what_it_names() -> None:
+def test_config_json_mounts_the_manifest_and_its_libraries() -> None:
     """Mode spec, lines of fstab and of units: what can be mounted and not written."""
     made = plan(DEBIAN)
     found = sources(written(made).steps)
@@ -102,13 +104,13 @@ def test_config_json_has_the_file_and_what_it_names() -> None:
     assert len(mounts) == len(set(mounts))
 
 
-def test_nothing_is_mounted_twice_where_the_image_has_the_hosts_folders() -> None:
+def test_an_image_with_the_hosts_folders_has_no_mount_twice() -> None:
     steps = written(plan(LIB64)).steps
     places = [op.to_json()["destination"] for op in steps if "destination" in op.to_json()]
     assert len(places) == len(set(places))
 
 
-def test_a_root_elsewhere_is_part_of_no_name() -> None:
+def test_another_driver_root_does_not_appear_in_manifest_copies() -> None:
     found = copies(plan(DEBIAN, root="/run/nvidia/driver"))
     assert found[ICD].content == TEXT
     assert found[ICD].to_json()["source"] == "/run/nvidia/driver/usr/share/v/x.json"
@@ -123,7 +125,7 @@ def mounts(edits: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def test_a_document_has_the_file_as_it_is_and_libraries_where_it_names_them() -> None:
+def test_a_cdi_spec_has_manifests_unchanged_and_libraries_at_their_paths() -> None:
     made = generate(Source(VENDOR, fedora(), Config(), "/x"), ("index",)).document
     found = mounts(made["containerEdits"])
     assert found[ICD] == "/usr/share/v/x.json"
@@ -146,7 +148,7 @@ def hook_steps(document: dict[str, Any], files: tuple[DriverFile, ...] = FEDORA)
     return work.plan(DEBIAN).operations
 
 
-def test_the_hook_makes_the_paths_that_a_file_names_elsewhere() -> None:
+def test_the_hook_links_library_paths_that_a_manifest_names_elsewhere() -> None:
     """A distribution may have links from the folder that its manifests name."""
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
     files = (*FEDORA, alias)
@@ -158,7 +160,7 @@ def test_the_hook_makes_the_paths_that_a_file_names_elsewhere() -> None:
     assert len({place for place, _ in links}) == len(links)
 
 
-def test_a_path_may_be_the_librarys_own() -> None:
+def test_a_manifest_may_name_the_librarys_own_path() -> None:
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/usr/lib64/{FILE}", "graphics")
     files = (*FEDORA, alias)
     inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
@@ -171,7 +173,7 @@ def test_a_path_may_be_the_librarys_own() -> None:
     assert mounted[f"/usr/lib64/{FILE}"] == f"/usr/lib64/{FILE}"
 
 
-def test_a_document_without_a_hook_has_mounts_for_all_of_it() -> None:
+def test_a_cdi_spec_without_a_hook_mounts_all_manifest_paths() -> None:
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
     facts = MACHINE.driver_version, MACHINE.cuda_version, MACHINE.gpus, MACHINE.nodes
     inventory = Inventory("/", *facts, (*FEDORA, alias))
@@ -182,7 +184,7 @@ def test_a_document_without_a_hook_has_mounts_for_all_of_it() -> None:
     assert found[f"/usr/lib64/{GLX}"] == f"/usr/lib64/{FILE}"
 
 
-def test_a_document_mounts_a_copys_original() -> None:
+def test_a_cdi_spec_mounts_the_original_of_a_copy() -> None:
     [copy] = copies(plan(DEBIAN, "graphics")).values()
     [mount] = CdiWriter(()).write([copy]).edits["mounts"]
     assert (mount["hostPath"], mount["containerPath"]) == ("/usr/share/v/x.json", ICD)

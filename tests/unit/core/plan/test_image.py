@@ -35,34 +35,34 @@ def compat_in(root: Path, config: Config | None = None) -> Any:
     return look(root, config).brings[NAME]
 
 
-def test_debian(tmp_path: Path) -> None:
+def test_a_debian_image_gets_the_debian_layout(tmp_path: Path) -> None:
     put(tmp_path, "etc/debian_version")
     found = look(tmp_path).layout
     assert found.libraries == layout.debian(own.MACHINE).libraries
     assert found.uses_cache
 
 
-def test_lib64(tmp_path: Path) -> None:
+def test_an_image_with_lib64_gets_lib64_and_lib(tmp_path: Path) -> None:
     put(tmp_path, "usr/lib64/libc.so.6")
     put(tmp_path, "usr/lib/x")
     found = look(tmp_path).layout
     assert (found.libraries, found.libraries32) == ("/usr/lib64", "/usr/lib")
 
 
-def test_lib64_that_is_lib(tmp_path: Path) -> None:
+def test_a_lib64_that_links_to_lib_gets_lib64_and_lib32(tmp_path: Path) -> None:
     put(tmp_path, "usr/lib/libc.so.6")
     (tmp_path / "usr/lib64").symlink_to("lib")
     found = look(tmp_path).layout
     assert (found.libraries, found.libraries32) == ("/usr/lib64", "/usr/lib32")
 
 
-def test_musl_has_no_cache(tmp_path: Path) -> None:
+def test_a_musl_image_uses_no_linker_cache(tmp_path: Path) -> None:
     put(tmp_path, f"lib/ld-musl-{own.MACHINE}.so.1")
     found = look(tmp_path).layout
     assert (found.libraries, found.uses_cache) == ("/usr/lib", False)
 
 
-def test_links_out_of_the_image_stay_inside(tmp_path: Path) -> None:
+def test_links_leading_out_of_the_image_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     put(tmp_path, "outside/debian_version")
     root = tmp_path / "root"
@@ -71,11 +71,13 @@ def test_links_out_of_the_image_stay_inside(tmp_path: Path) -> None:
     assert look(root).layout.libraries == "/usr/lib64"
 
 
-def test_no_compat_libraries(tmp_path: Path) -> None:
+def test_an_empty_image_has_no_cuda_compat_libraries(tmp_path: Path) -> None:
     assert compat_in(tmp_path) is None
 
 
-def test_compat_libraries_behind_a_link(tmp_path: Path, library: LibraryBuilder) -> None:
+def test_cuda_compat_libraries_are_found_behind_a_link(
+    tmp_path: Path, library: LibraryBuilder
+) -> None:
     put(tmp_path, "usr/local/cuda-14.0/compat/libcuda.so.600.1.2", library("libcuda.so.1"))
     put(tmp_path, "usr/local/cuda-14.0/compat/libnvidia-nvvm.so.600.1.2", library("libnvvm.so.4"))
     put(tmp_path, "usr/local/cuda-14.0/compat/garbage.so.1.2", b"no library")
@@ -89,7 +91,7 @@ def test_compat_libraries_behind_a_link(tmp_path: Path, library: LibraryBuilder)
     assert compat.note is None
 
 
-def test_compat_libraries_where_the_configuration_says(
+def test_cuda_compat_libraries_are_found_at_the_configured_path(
     tmp_path: Path, library: LibraryBuilder
 ) -> None:
     put(tmp_path, "opt/compat/libcuda.so.600.1.2", library("libcuda.so.1"))
@@ -125,7 +127,9 @@ NOTE_SECTIONS = {
 
 
 @pytest.mark.parametrize("name", NOTE_SECTIONS)
-def test_compat_note(tmp_path: Path, library: LibraryBuilder, name: str) -> None:
+def test_the_cuda_compat_elf_note_is_read(
+    tmp_path: Path, library: LibraryBuilder, name: str
+) -> None:
     head, text, expected = NOTE_SECTIONS[name]
     note = struct.pack("<III", *head) + b"NVIDIA Corporation\0\0" + text
     content = library("libcuda.so.1", sections={cuda_compat.SECTION: note})
@@ -137,19 +141,21 @@ def test_compat_note(tmp_path: Path, library: LibraryBuilder, name: str) -> None
 
 
 @pytest.mark.parametrize("names", [["libcuda.so.1"], ["libcuda.so.600.1", "libcuda.so.601.1"]])
-def test_none_or_several_are_not_used(tmp_path: Path, names: list[str]) -> None:
+def test_no_or_several_compat_libcuda_files_are_not_used(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         put(tmp_path, f"{COMPAT}/{name}")
     assert compat_in(tmp_path) is None
 
 
-def test_a_link_is_not_the_library(tmp_path: Path) -> None:
+def test_a_link_is_not_accepted_as_compat_libcuda(tmp_path: Path) -> None:
     put(tmp_path, f"{COMPAT}/other")
     (tmp_path / COMPAT / "libcuda.so.600.1.2").symlink_to("other")
     assert compat_in(tmp_path) is None
 
 
-def test_a_folder_of_thousands_is_not_read(tmp_path: Path, library: LibraryBuilder) -> None:
+def test_a_compat_folder_of_too_many_files_is_not_read(
+    tmp_path: Path, library: LibraryBuilder
+) -> None:
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
     for number in range(70):
         put(tmp_path, f"{COMPAT}/lib{number}.so.1", library(f"lib{number}.so.1"))
@@ -157,7 +163,7 @@ def test_a_folder_of_thousands_is_not_read(tmp_path: Path, library: LibraryBuild
 
 
 @pytest.mark.parametrize("name", ["with\nnewline", "with blank", "by\udcffte", "x" * 300])
-def test_a_folder_whose_name_configures_nothing(
+def test_a_compat_folder_with_an_unusable_name_is_ignored(
     tmp_path: Path, library: LibraryBuilder, name: str
 ) -> None:
     if len(name) < 256:
@@ -168,7 +174,9 @@ def test_a_folder_whose_name_configures_nothing(
     assert compat_in(tmp_path) is None
 
 
-def test_a_soname_that_configures_nothing(tmp_path: Path, library: LibraryBuilder) -> None:
+def test_a_compat_library_with_an_unusable_soname_is_left_out(
+    tmp_path: Path, library: LibraryBuilder
+) -> None:
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
     put(tmp_path, f"{COMPAT}/libodd.so.1", library("lib\nodd.so.1"))
     compat = compat_in(tmp_path)
@@ -176,7 +184,9 @@ def test_a_soname_that_configures_nothing(tmp_path: Path, library: LibraryBuilde
     assert compat.libraries == ("libcuda.so.1",)
 
 
-def test_switched_off(tmp_path: Path, library: LibraryBuilder) -> None:
+def test_cuda_compat_libraries_are_ignored_when_disabled(
+    tmp_path: Path, library: LibraryBuilder
+) -> None:
     put(tmp_path, f"{COMPAT}/libcuda.so.600.1.2", library("libcuda.so.1"))
     config = Config()
     config.cuda_compat_mode = "disabled"

@@ -114,7 +114,7 @@ def test_every_mount_is_nosuid_and_only_device_nodes_allow_devices(
     "nothing that is mounted raises anybody's rights",
     instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
 )
-def test_every_option_is_the_kernels() -> None:
+def test_each_mount_option_maps_to_its_kernel_flag() -> None:
     options = {"ro": READ_ONLY, "nosuid": NO_SUID, "nodev": NO_DEVICES, "noexec": NO_PROGRAMS}
     assert {name: attributes_of((name,)) for name in options} == options
     assert attributes_of(tuple(options)) == 15

@@ -64,14 +64,14 @@ def test_default_is_utility_and_compute_on_the_selected_gpu() -> None:
     ]
 
 
-def test_nothing_that_is_mounted_raises_rights() -> None:
+def test_every_mount_in_a_plan_is_nosuid() -> None:
     made = plan(NVIDIA_DRIVER_CAPABILITIES="all", NVIDIA_GDS="enabled", NVIDIA_MOFED="enabled")
     mounts = [op.to_json() for op in made.operations if "options" in op.to_json()]
     assert {op["kind"] for op in mounts} >= {"bind", "device"}
     assert [op["destination"] for op in mounts if "nosuid" not in op["options"]] == []
 
 
-def test_links_are_ldconfigs_and_the_known_extras() -> None:
+def test_planned_links_are_ldconfigs_and_the_known_extras() -> None:
     links = [(op["destination"], op["target"]) for op in found(plan(), "symlink")]
     assert links == [
         (f"{LIBS}/libcuda.so.1", f"libcuda.so.{VERSION}"),
@@ -155,14 +155,14 @@ def test_the_gbm_backend_needs_the_graphics_capability() -> None:
     assert link in destinations(both, "symlink")
 
 
-def test_none_gets_the_driver_and_no_gpu() -> None:
+def test_devices_none_yields_driver_files_and_no_gpu() -> None:
     made = plan(NVIDIA_VISIBLE_DEVICES="none")
     assert "/dev/nvidiactl" in destinations(made, "device")
     assert not [path for path in destinations(made, "device") if path[-1].isdigit()]
     assert f"{LIBS}/libcuda.so.{VERSION}" in destinations(made, "bind")
 
 
-def test_a_mig_device_brings_its_gpu_and_its_two_capabilities() -> None:
+def test_a_mig_device_adds_its_gpu_node_and_two_capability_nodes() -> None:
     made = plan(NVIDIA_VISIBLE_DEVICES="0:1", NVIDIA_DRIVER_CAPABILITIES="utility,graphics")
     assert destinations(made, "device") == [
         "/dev/nvidiactl",
@@ -191,7 +191,7 @@ def test_a_mig_device_brings_its_gpu_and_its_two_capabilities() -> None:
         ("1g.24gb", False),
     ],
 )
-def test_a_mig_device_that_draws_brings_its_gpus_nodes(profile: str, draws: bool) -> None:
+def test_only_a_graphics_mig_device_adds_its_gpus_render_nodes(profile: str, draws: bool) -> None:
     parts = mig(0, 1, 12, 13).but(name=f"NVIDIA RTX PRO 6000 MIG {profile}"), mig(1, 2, 21, 22)
     here = machine(gpu(0, 3, parts))
     made = plan(where=here, NVIDIA_VISIBLE_DEVICES="0:0", NVIDIA_DRIVER_CAPABILITIES="graphics")
@@ -205,7 +205,7 @@ def test_proc_shows_only_selected_gpus() -> None:
     assert proc["visible"] == ["params", "version", "registry", "gpus/0000:1c:00.0"]
 
 
-def test_management_of_mig_reaches_what_does_not_exist_yet() -> None:
+def test_mig_management_allows_mig_devices_created_later() -> None:
     made = plan(NVIDIA_VISIBLE_DEVICES="all", NVIDIA_MIG_CONFIG_DEVICES="all")
     assert {(508, n) for n in (1, 12, 13, 21, 22)} <= set(made.devices)
     assert (508, 2) not in made.devices  # the monitor capability was not asked for
@@ -216,7 +216,7 @@ def test_management_of_mig_reaches_what_does_not_exist_yet() -> None:
     assert "capabilities/gpu3" in proc["visible"]
 
 
-def test_imex_channels_are_nodes_or_an_error() -> None:
+def test_imex_channels_are_added_as_nodes_and_missing_ones_refused() -> None:
     made = plan(NVIDIA_IMEX_CHANNELS="7")
     assert "/dev/nvidia-caps-imex-channels/channel7" in destinations(made, "device")
     assert (509, 7) in made.devices
@@ -224,14 +224,14 @@ def test_imex_channels_are_nodes_or_an_error() -> None:
         plan(NVIDIA_IMEX_CHANNELS="8")
 
 
-def test_opt_in_features_are_asked_for_by_name() -> None:
+def test_opt_in_features_are_added_only_by_their_variable() -> None:
     assert "/dev/nvidia-fs0" not in destinations(plan(), "device")
     made = plan(NVIDIA_GDS="enabled")
     assert "/dev/nvidia-fs0" in destinations(made, "device")
     assert "/etc/cufile.json" in destinations(made, "bind")
 
 
-def test_another_layout_moves_the_libraries() -> None:
+def test_a_musl_layout_moves_the_libraries_and_needs_no_cache() -> None:
     musl = Image(layout.Layout("/usr/lib", None, uses_cache=False))
     made = plan(musl, NVIDIA_DRIVER_CAPABILITIES="compute,compat32")
     assert f"/usr/lib/libcuda.so.{VERSION}" in destinations(made, "bind")
@@ -245,7 +245,7 @@ def compat_image(version: str, note: Note | None = None) -> Image:
     return Image(layout.debian(own.MACHINE), {"nvidia": compat})
 
 
-def test_a_newer_cuda_of_the_image_goes_first_and_is_never_mounted() -> None:
+def test_a_newer_cuda_in_the_image_comes_first_in_the_linker_cache() -> None:
     made = plan(compat_image("600.1.1"))
     (conf,) = found(made, "write")
     assert (conf["destination"], conf["content"]) == (
@@ -258,7 +258,7 @@ def test_a_newer_cuda_of_the_image_goes_first_and_is_never_mounted() -> None:
 
 
 @pytest.mark.parametrize("version", ["580.99.99", "570.1.1", "99.0.0", "garbage"])
-def test_an_older_cuda_of_the_image_is_not_used(version: str) -> None:
+def test_an_older_cuda_in_the_image_is_not_used(version: str) -> None:
     made = plan(compat_image(version))
     assert not found(made, "write")
 
@@ -267,7 +267,7 @@ def test_cuda_compat_libraries_are_left_out_without_compute() -> None:
     assert not found(plan(compat_image("600.1.1"), NVIDIA_DRIVER_CAPABILITIES="utility"), "write")
 
 
-def test_every_operation_says_why_and_what() -> None:
+def test_every_operation_has_a_reason_and_a_description() -> None:
     made = plan(
         compat_image("600.1.1"),
         NVIDIA_VISIBLE_DEVICES="all",

@@ -59,7 +59,7 @@ def test_nodes_below_a_driver_root_are_mounted_in_a_user_namespace() -> None:
     assert not any(mount["destination"].startswith("/dev/") for mount in here["mounts"])
 
 
-def test_links_become_mounts_of_what_they_lead_to() -> None:
+def test_links_become_mounts_of_their_targets() -> None:
     mounts = {mount["destination"]: mount for mount in applied(plan())["mounts"]}
     file = f"{LIBS}/libcuda.so.{VERSION}"
     for destination in (file, f"{LIBS}/libcuda.so.1", f"{LIBS}/libcuda.so"):
@@ -71,12 +71,12 @@ def test_steps_that_spec_mode_cannot_write_are_listed() -> None:
     assert [op.kind for op in done(plan()).unwritten] == ["proc-driver", "bind", "ldcache"]
 
 
-def test_a_bundle_started_again_does_not_grow() -> None:
+def test_applying_a_plan_twice_changes_nothing_more() -> None:
     once = spec_edits.apply(Spec("/b/config.json", "{}"), done(plan()))
     assert spec_edits.apply(once, done(plan())).data == once.data
 
 
-def test_a_node_with_other_numbers_than_last_time_takes_the_old_ones_place() -> None:
+def test_a_node_with_changed_numbers_replaces_the_old_entry() -> None:
     before = spec_edits.apply(
         Spec("/b/config.json", '{"linux":{"devices":[{"path":"/x"}]}}'), done(plan())
     )

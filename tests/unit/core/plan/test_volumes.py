@@ -55,12 +55,12 @@ def test_a_file_a_volume_has_is_skipped_and_a_missing_one_refused(
     assert "would have to be made in a volume" in said
 
 
-def test_a_link_is_never_needed(host: Path) -> None:
+def test_a_link_below_a_volume_is_skipped(host: Path) -> None:
     link = Symlink("/usr/lib/x/libm.so", "libm.so.1", replace=True, reason="")
     assert fit(host, link, mount(host / "has", "/usr/lib/x"))[0] is False
 
 
-def test_the_nearest_volume_counts(host: Path) -> None:
+def test_the_innermost_volume_decides(host: Path) -> None:
     near = [mount(host / "lacks", "/usr"), mount(host / "has", "/usr/lib/x")]
     assert fit(host, library(host), *near) == (False, [])
     assert fit(host, library(host), *near[::-1]) == (False, [])
@@ -81,19 +81,19 @@ def test_config_json_mounts_that_are_no_volumes_are_ignored(host: Path, other: A
     assert fit(host, library(host), other) == (True, [])
 
 
-def test_a_volume_beside_it_or_on_the_place_itself(host: Path) -> None:
+def test_a_volume_beside_or_on_the_destination_changes_nothing(host: Path) -> None:
     for place in ("/usr/lib/xy", "/opt", LIB, "/usr/lib/x/deeper"):
         assert fit(host, library(host), mount(host / "lacks", place)) == (True, [])
 
 
-def test_links_in_a_volume_lead_out_of_none(host: Path) -> None:
+def test_links_in_a_volume_are_resolved_within_it(host: Path) -> None:
     (host / "lacks/libm.so.1").symlink_to("/../../../has/libm.so.1")
     with pytest.raises(VolumeError):
         fit(host, library(host), mount(host / "lacks", "/usr/lib/x"))
 
 
 @pytest.mark.parametrize("options", [["rbind", "ro"], ["bind"], ["rprivate", "rbind"]])
-def test_engines_name_volumes_by_options_too(host: Path, options: list[str]) -> None:
+def test_volumes_are_recognised_by_their_bind_option_too(host: Path, options: list[str]) -> None:
     volume = mount(host / "lacks", "/usr/lib/x", type="none", options=options)
     with pytest.raises(VolumeError):
         fit(host, library(host), volume)

@@ -90,7 +90,7 @@ def test_a_file_is_read_only_in_every_format() -> None:
     assert "x-create=file,bind,ro,nosuid,nodev" in line
 
 
-def test_a_node_with_its_rule_and_group() -> None:
+def test_a_node_is_written_with_its_rule_and_group_in_every_format() -> None:
     plan = [AllowDevice(NODE.numbers, ""), AddGroup(44, ""), BindDevice("/", NODE, "")]
     [device] = spec(*plan)["linux"]["devices"]
     assert (device["path"], device["major"], device["minor"]) == ("/dev/maker0", 240, 7)
@@ -129,7 +129,7 @@ def test_steps_a_format_cannot_express_are_reported_as_unwritten(
     assert " ".join(found) == unwritten
 
 
-def test_a_link_into_another_folder_is_a_mount_where_there_are_no_links() -> None:
+def test_a_link_to_another_folder_becomes_a_mount_in_linkless_formats() -> None:
     """As that by which GBM finds the driver."""
     file = BindFile("/", "/etc/hostname", "/lib/libm-alloc.so.1.2", FILE_OPTIONS, "")
     soname = Symlink("/lib/libm-alloc.so.1", "libm-alloc.so.1.2", replace=True, reason="")
@@ -142,7 +142,7 @@ def test_a_link_into_another_folder_is_a_mount_where_there_are_no_links() -> Non
     assert written.unwritten == [lost]
 
 
-def test_steps_are_hardly_told_apart_by_their_classes() -> None:
+def test_few_isinstance_checks_on_step_classes_remain() -> None:
     """A format that asks for classes writes no step that is new."""
     names = {
         name

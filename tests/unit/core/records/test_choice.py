@@ -94,7 +94,7 @@ def gpus(host: Callable[..., Host]) -> Host:
 
 @pytest.mark.protects("choice-free", "no exclusive device of another container is chosen")
 @pytest.mark.parametrize(("vendor", "variable"), VARIABLES)
-def test_each_vendor_has_the_word(
+def test_the_word_any_chooses_free_devices_of_each_vendor(
     host: Callable[..., Host], tmp_path: Path, vendor: str, variable: str
 ) -> None:
     one = host(paper.machine(vendor, tmp_path / vendor))
@@ -109,7 +109,7 @@ def test_each_vendor_has_the_word(
         one.start("e", variable=variable)
 
 
-def test_the_fewest_containers(gpus: Host) -> None:
+def test_devices_with_the_fewest_containers_are_chosen(gpus: Host) -> None:
     assert gpus.start("a", "any:3") == ["0", "1", "2"]
     assert gpus.start("b", "any:2") == ["0", "3"], "3 has none, and 0 is the first with one"
     assert gpus.start("c", "any:2") == ["1", "2"]
@@ -118,7 +118,9 @@ def test_the_fewest_containers(gpus: Host) -> None:
     assert gpus.start("e", "any:4") == ["0", "1", "2", "3"]
 
 
-def test_near_ones_of_equals(host: Callable[..., Host], tmp_path: Path) -> None:
+def test_among_equal_devices_near_ones_are_chosen(
+    host: Callable[..., Host], tmp_path: Path
+) -> None:
     """By NUMA node, else by the place in the PCI tree."""
     inventory = machines.machine(*(machines.gpu(index, index) for index in range(4)))
     inventory.root = str(tmp_path)
@@ -131,7 +133,7 @@ def test_near_ones_of_equals(host: Callable[..., Host], tmp_path: Path) -> None:
     assert one.start("b", "any:2") == ["1", "3"]
 
 
-def test_the_nearest_set() -> None:
+def test_the_set_of_devices_nearest_to_each_other_is_chosen() -> None:
     def score(one: str, other: str) -> int:
         return 10 - abs(int(one) - int(other))
 
@@ -139,7 +141,9 @@ def test_the_nearest_set() -> None:
     assert nearness.best(["9"], ["1", "5", "6"], 1, score) == ["6"]
 
 
-def test_neuron_devices_side_by_side(host: Callable[..., Host], tmp_path: Path) -> None:
+def test_neuron_devices_are_chosen_side_by_side_only(
+    host: Callable[..., Host], tmp_path: Path
+) -> None:
     one = host(paper.machine("neuron", tmp_path / "neuron"))
     one.config.exclusive = (one.names.KIND,)
     assert [one.start(name) for name in "abcd"] == [["0"], ["1"], ["2"], ["3"]]
@@ -152,7 +156,7 @@ def test_neuron_devices_side_by_side(host: Callable[..., Host], tmp_path: Path) 
 
 
 @pytest.mark.protects("choice-free", "no exclusive device of another container is chosen")
-def test_parts_only_where_nothing_is_whole(host: Callable[..., Host]) -> None:
+def test_mig_devices_are_chosen_only_where_no_gpu_is_whole(host: Callable[..., Host]) -> None:
     """A GPU with MIG devices can't be used as a whole, also before any were made."""
     migs = machines.mig(0, 1, 12, 13), machines.mig(1, 2, 21, 22)
     mixed = machines.machine(
@@ -172,7 +176,7 @@ def test_parts_only_where_nothing_is_whole(host: Callable[..., Host]) -> None:
         divided.start("c")
 
 
-def test_a_whole_device_counts_for_its_parts(host: Callable[..., Host]) -> None:
+def test_containers_with_a_whole_gpu_count_for_its_mig_devices(host: Callable[..., Host]) -> None:
     migs = machines.mig(0, 1, 12, 13), machines.mig(1, 2, 21, 22)
     one = host(machines.machine(machines.gpu(3, 3, migs)))
     kept(one, "x", "3:0")
@@ -194,7 +198,7 @@ def kept(host: Host, name: str, *labels: str) -> None:
         os.close(process)
 
 
-def test_unusable_devices_are_left_out(gpus: Host) -> None:
+def test_unusable_devices_are_never_chosen(gpus: Host) -> None:
     devices = list(gpus.inventory.devices)
     devices[0].state = "it is broken"
     assert gpus.start("a") == ["1"]
@@ -230,7 +234,9 @@ def test_an_invalid_choice_of_free_devices_is_refused(gpus: Host, word: str, say
         ("runtime.nvidia.com/gpu=any", ["0"]),
     ],
 )
-def test_with_other_words(gpus: Host, word: str, labels: list[str]) -> None:
+def test_any_combined_with_other_names_selects_as_expected(
+    gpus: Host, word: str, labels: list[str]
+) -> None:
     assert gpus.start("a", word) == labels
 
 
@@ -244,13 +250,13 @@ CRIO = {"io.container.manager": "cri-o"}
     "choice-pod", "a container of a pod gets no device that the kubelet may have allocated"
 )
 @pytest.mark.parametrize("more", [{"path": PODS}, {"annotations": CRIO}])
-def test_pods_get_none(gpus: Host, more: dict[str, Any]) -> None:
+def test_any_is_refused_in_a_pod(gpus: Host, more: dict[str, Any]) -> None:
     """The kubelet decides there, and a gate's verdict rules: see the gate's tests."""
     with pytest.raises(RequestError, match="in a pod, whose devices the kubelet allocates"):
         gpus.start("a", **more)
 
 
-def test_only_a_start_gets_any(gpus: Host) -> None:
+def test_any_is_refused_outside_a_container_start(gpus: Host) -> None:
     """Not a root folder (gpuhook apply), whose use has no end."""
     with pytest.raises(AnyDeviceError, match="only decided when gpu-py or gpuhook's hook starts"):
         gpus.labels("any", starter=None)
@@ -294,7 +300,9 @@ def test_a_containers_record_replaces_its_start_record(gpus: Host) -> None:
     "containers that start at the same time choose different free devices",
     instead="if True:",
 )
-def test_starts_at_the_same_time(gpus: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_starts_choose_different_devices(
+    gpus: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each has read the records of those before it."""
     read = records.read_folder
 
@@ -328,7 +336,7 @@ def test_starts_at_the_same_time(gpus: Host, monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(labels) == [*"00112233"]
 
 
-def test_another_container_is_refused_before_the_record(gpus: Host) -> None:
+def test_a_device_of_another_container_is_refused_before_recording(gpus: Host) -> None:
     gpus.config.exclusive = ("nvidia.com/gpu",)
     assert gpus.start("a") == ["0"]
     kind = (registry.KNOWN["nvidia"].KIND,)
@@ -337,7 +345,7 @@ def test_another_container_is_refused_before_the_record(gpus: Host) -> None:
         leases.refuse(wanted, records.read_every(gpus.config.state_dir, "x"), kind)
 
 
-def test_nothing_is_written_for_explain(gpus: Host) -> None:
+def test_explain_writes_no_choice(gpus: Host) -> None:
     assert gpus.labels("any", starter=0) == ["0"]
     assert not gpus.folder.exists()
     gpus.start("a")
@@ -345,7 +353,7 @@ def test_nothing_is_written_for_explain(gpus: Host) -> None:
     assert gpus.start("b") == ["1"]
 
 
-def test_without_a_usable_folder(gpus: Host) -> None:
+def test_any_is_refused_without_a_usable_state_folder(gpus: Host) -> None:
     gpus.config.state_dir = "/dev/null/none"
     with pytest.raises(HeldError, match="Which devices are free can't be known"):
         gpus.start("a")
@@ -354,7 +362,7 @@ def test_without_a_usable_folder(gpus: Host) -> None:
 # Again --------------------------------------------------------------------------------------------
 
 
-def test_again_its_own_or_freer_ones(gpus: Host) -> None:
+def test_a_restarted_container_gets_its_devices_again_or_freer_ones(gpus: Host) -> None:
     assert [gpus.start(name) for name in "abc"] == [["0"], ["1"], ["2"]]
     for name in "abc":
         gpus.end(name)
@@ -367,7 +375,9 @@ def test_again_its_own_or_freer_ones(gpus: Host) -> None:
     assert gpus.start("b") == ["2"], "others are freer now"
 
 
-def test_only_the_last_choices_are_remembered(gpus: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_most_recent_choices_are_saved(
+    gpus: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choice, "_REMEMBERED", 3)
     for name in "abcdef":
         gpus.start(name)
@@ -383,7 +393,7 @@ def test_only_the_last_choices_are_remembered(gpus: Host, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "text", ["", "{", "{}", "[1]", '[["a"]]', '[["a", "b", "c", [1]]]', "\xff"]
 )
-def test_damaged_choices_are_replaced(gpus: Host, text: str) -> None:
+def test_a_damaged_file_of_choices_is_replaced(gpus: Host, text: str) -> None:
     gpus.start("a")
     gpus.end("a")
     (gpus.folder / choice.CHOICES).write_text(text, "latin-1")

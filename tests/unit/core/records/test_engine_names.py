@@ -33,14 +33,14 @@ def of_docker(folder: Path, about: str = '{"Name": "/training"}', place: str = "
     return bundle
 
 
-def test_a_container_of_docker(tmp_path: Path) -> None:
+def test_a_docker_container_is_named_as_docker_names_it(tmp_path: Path) -> None:
     found = record(of_docker(tmp_path))
     assert found["engine"] == "docker"
     assert engine_names.name_of(found) == "training"
     assert leases.holder(found) == "docker's container training"
 
 
-def test_a_container_of_podman(tmp_path: Path) -> None:
+def test_a_podman_container_is_named_as_podman_names_it(tmp_path: Path) -> None:
     bundle = tmp_path / f"overlay-containers/{ID}/userdata"
     bundle.mkdir(parents=True)
     stored = [{"id": "other", "names": ["other"]}, {"id": ID, "names": ["training", "2nd"]}]
@@ -52,18 +52,18 @@ def test_a_container_of_podman(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "about", ["", "{}", "[]", "null", '{"Name": null}', "[" * 10**5, "\udcff", '{"name": "/x"}']
 )
-def test_without_a_name_it_is_the_id(tmp_path: Path, about: str) -> None:
+def test_a_container_without_a_readable_name_is_named_by_its_id(tmp_path: Path, about: str) -> None:
     bundle = of_docker(tmp_path, about.encode("utf-8", "surrogateescape").decode("latin-1"))
     assert leases.holder(record(bundle)) == f"docker's container {ID[:12]}"
     (bundle / "config.json").unlink()
     assert leases.holder(record(bundle)) == f"docker's container {ID[:12]}"
 
 
-def test_the_data_of_another_container(tmp_path: Path) -> None:
+def test_a_name_from_another_containers_data_is_ignored(tmp_path: Path) -> None:
     bundle = of_docker(tmp_path, place="data/containers/" + "f" * 64)
     assert leases.holder(record(bundle)) == f"docker's container {ID[:12]}"
 
 
-def test_a_name_that_forges_a_line(tmp_path: Path) -> None:
+def test_a_container_name_with_control_characters_is_escaped(tmp_path: Path) -> None:
     text = leases.holder(record(of_docker(tmp_path, '{"Name": "/a\\n\\u001b[2J"}')))
     assert text == "docker's container 'a\\n\\x1b[2J'"

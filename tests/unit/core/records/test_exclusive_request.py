@@ -69,7 +69,7 @@ def described(
         ("maker.example/card=a", (KIND,), False),
     ],
 )
-def test_whom_it_concerns(
+def test_only_a_request_for_exclusive_devices_is_checked(
     npus: Inventory, word: str, kinds: tuple[str, ...], concerned: bool
 ) -> None:
     config = config_of(*kinds)
@@ -79,7 +79,7 @@ def test_whom_it_concerns(
     assert exclusive_request.check(spec, resolved, known(config), config) == concerned
 
 
-def test_a_part_is_written_down_with_its_whole(npus: Inventory) -> None:
+def test_a_device_part_is_recorded_with_its_whole_device(npus: Inventory) -> None:
     spec = spec_with("ACME_VISIBLE_DEVICES=1.0")
     _, record = described(spec, config_of(KIND), npus)
     [given] = record["given"]
@@ -88,7 +88,7 @@ def test_a_part_is_written_down_with_its_whole(npus: Inventory) -> None:
     assert record["documents"] == []
 
 
-def test_devices_of_documents_are_known_by_their_nodes(npus: Inventory) -> None:
+def test_devices_of_cdi_specs_are_identified_by_their_nodes(npus: Inventory) -> None:
     """A name in a document, which may be old, is no proof of what it gives."""
     nodes = [npus.node("/dev/acme2"), npus.node("/dev/acme_dma2")]
     entries = [
@@ -190,7 +190,9 @@ def held(spec: dict[str, Any], *kinds: str, config: Config | None = None) -> dic
     instead="return allowed(rules, devices)",
 )
 @pytest.mark.parametrize(("spec", "has"), WAYS.values(), ids=WAYS.keys())
-def test_a_device_is_held_by_its_node(parts: Inventory, spec: dict[str, Any], has: bool) -> None:
+def test_a_container_holds_a_device_by_its_node_or_mount(
+    parts: Inventory, spec: dict[str, Any], has: bool
+) -> None:
     record = held(spec, KIND)
     assert [each["selected"] for each in record["given"]] == ([["A"]] if has else [])
     assert bool(leases.wants(record, (KIND,))) == has
@@ -231,7 +233,7 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
 )
 @pytest.mark.parametrize(("rules", "minors"), RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("by_document", [False, True])
-def test_a_device_is_held_by_a_rule(
+def test_a_container_holds_a_device_by_a_cgroup_rule(
     cards: Config,
     monkeypatch: pytest.MonkeyPatch,
     rules: list[dict[str, Any]],
@@ -258,7 +260,7 @@ def test_a_device_is_held_by_a_rule(
     assert given == [str(minor) for minor in minors]
 
 
-def test_no_more_is_given_back_than_it_had(parts: Inventory) -> None:
+def test_a_record_lists_only_nodes_that_may_be_opened(parts: Inventory) -> None:
     """A node that is there and may not be opened is none that ``repair`` opens."""
     rules = {"devices": device_rules([NULL])}
     spec = gives(node("/dev/a", NULL), mounts=[mount("/dev/full")], resources=rules)
@@ -279,7 +281,7 @@ def test_no_more_is_given_back_than_it_had(parts: Inventory) -> None:
         ([(9, 9), ZERO], ["B"]),
     ],
 )
-def test_nodes_of_parts_and_of_several(
+def test_nodes_of_parts_and_shared_nodes_identify_the_right_devices(
     parts: Inventory, numbers: list[tuple[int, int]], selected: list[str]
 ) -> None:
     record = held(gives(*(node(f"/dev/{at}", pair) for at, pair in enumerate(numbers))), KIND)
@@ -319,7 +321,7 @@ def cards(tmp_path: Path) -> Config:
     return config
 
 
-def test_a_privileged_container_has_what_documents_gave_it(cards: Config) -> None:
+def test_a_privileged_container_holds_only_its_requested_cdi_devices(cards: Config) -> None:
     """Its config.json has all nodes of the machine."""
     every = [node(f"/dev/card{minor}", (240, minor)) for minor in (1, 2, 11)]
     spec = spec_with(f"NVIDIA_VISIBLE_DEVICES={CARD}=uuid-a")
@@ -335,7 +337,7 @@ def test_a_privileged_container_has_what_documents_gave_it(cards: Config) -> Non
     ("minors", "owners"),
     [((1,), ["a"]), ((11,), ["a"]), ((1, 2), ["a", "b"]), ((255,), []), ((7,), []), ((), [])],
 )
-def test_nodes_of_what_documents_alone_describe(
+def test_devices_known_only_from_cdi_specs_are_held_by_their_nodes(
     cards: Config, minors: tuple[int, ...], owners: list[str]
 ) -> None:
     """Whatever name of the document, or of another one, they came by."""

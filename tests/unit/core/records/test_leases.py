@@ -141,7 +141,7 @@ NUMBERED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an exclusive device's node may have been another device's, which a container still has",
 )
 @pytest.mark.parametrize(("theirs", "ours", "node"), NUMBERED.values(), ids=NUMBERED)
-def test_a_node_that_is_another_device_by_now(
+def test_a_device_is_refused_while_its_renumbered_node_is_in_use(
     state_dir: str, start: Start, theirs: dict[str, Any], ours: dict[str, Any], node: str
 ) -> None:
     """As after a driver was loaded again: who had a node can open it still."""
@@ -157,7 +157,7 @@ def test_a_node_that_is_another_device_by_now(
     ("theirs", "ours", "refused"),
     [("0", "0", True), ("0", "1", False), ("all", "1", True), ("1", "all", True)],
 )
-def test_devices_of_documents(
+def test_an_exclusive_cdi_device_in_use_is_refused(
     state_dir: str, start: Start, theirs: str, ours: str, refused: bool
 ) -> None:
     take(state_dir, start(), documents=[f"{KIND}={theirs}", f"{OTHER}=0"])
@@ -168,7 +168,7 @@ def test_devices_of_documents(
         take(state_dir, start(), documents=[f"{KIND}={ours}"])
 
 
-def test_a_container_that_was_started_before_devices_were_exclusive(
+def test_devices_of_containers_started_before_exclusivity_are_held(
     state_dir: str, start: Start
 ) -> None:
     take(state_dir, start(), given("A"), kinds=())
@@ -176,7 +176,7 @@ def test_a_container_that_was_started_before_devices_were_exclusive(
         take(state_dir, start(), given("A"))
 
 
-def test_a_container_that_has_ended_holds_nothing(state_dir: str, start: Start) -> None:
+def test_an_ended_container_holds_no_device(state_dir: str, start: Start) -> None:
     """Also while its process is a zombie."""
     first = start()
     take(state_dir, first, given("A"))
@@ -187,7 +187,7 @@ def test_a_container_that_has_ended_holds_nothing(state_dir: str, start: Start) 
     assert [each["id"] for each in records.read_all(state_dir)] == ["next"]
 
 
-def test_a_process_whose_first_thread_has_ended_goes_on(state_dir: str) -> None:
+def test_a_process_whose_first_thread_ended_keeps_its_lease(state_dir: str) -> None:
     script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,))"
     script += ".start(); print('go', flush=True); ctypes.CDLL(None).pthread_exit(None)"
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -206,7 +206,7 @@ def test_a_process_whose_first_thread_has_ended_goes_on(state_dir: str) -> None:
         process.stdout.close()
 
 
-def test_the_number_of_a_process_that_has_ended_is_anothers(state_dir: str, start: Start) -> None:
+def test_a_reused_process_number_holds_no_device(state_dir: str, start: Start) -> None:
     first = start()
     take(state_dir, first, given("A"))
     [file] = Path(state_dir, "containers").glob(f"{first.pid}-*")
@@ -216,7 +216,7 @@ def test_the_number_of_a_process_that_has_ended_is_anothers(state_dir: str, star
     take(state_dir, start(), given("A"), id="next")
 
 
-def test_nothing_is_held_after_the_machine_was_started_again(
+def test_no_device_is_held_after_a_reboot(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the state folder outlives that, and a process has number and time of an old one."""
@@ -229,7 +229,7 @@ def test_nothing_is_held_after_the_machine_was_started_again(
         take(state_dir, start(), given("A"))
 
 
-def test_a_container_does_not_fight_with_itself(state_dir: str, start: Start) -> None:
+def test_a_container_may_take_its_own_devices_again(state_dir: str, start: Start) -> None:
     process = start()
     take(state_dir, process, given("A"))
     take(state_dir, process, given("A"))
@@ -238,7 +238,7 @@ def test_a_container_does_not_fight_with_itself(state_dir: str, start: Start) ->
     assert found["given"][0]["selected"] == ["A", "B"]
 
 
-def test_a_container_that_fails_frees_it(state_dir: str, start: Start) -> None:
+def test_a_container_that_fails_to_start_frees_its_device(state_dir: str, start: Start) -> None:
     process = start()
     entry = os.open(f"/proc/{process.pid}", os.O_PATH)
     facts = {**record(given("A")), "pid": process.pid}
@@ -270,7 +270,9 @@ def test_a_lease_whose_record_cannot_be_written_is_refused(
         pass
 
 
-def test_a_disk_that_is_full(state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_refused_when_the_disk_is_full(
+    state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, space = os.write, [10]  # bytes
 
     def write_some(fd: int, data: bytes) -> int:
@@ -324,7 +326,9 @@ def test_a_device_whose_holder_can_not_be_looked_at_stays_held(
     instead="found = read_folder(self._folder, [])",
 )
 @pytest.mark.parametrize("text", ["", "{", '{"version": 3}', '{"version": 2, "given": 7}'])
-def test_a_damaged_record_holds_everything(state_dir: str, start: Start, text: str) -> None:
+def test_a_damaged_record_holds_every_device_until_its_process_ends(
+    state_dir: str, start: Start, text: str
+) -> None:
     """The devices of its container are unknown until that ends."""
     holder = start()
     take(state_dir, holder, given("A"))
@@ -445,7 +449,7 @@ def test_a_holders_name_has_engine_container_and_escaped_pod(
     assert leases.holder({**record(name="abc"), **facts}).endswith(words)
 
 
-def test_a_lock_that_cannot_be_made(
+def test_a_lease_is_refused_when_no_lock_can_be_made(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

@@ -87,7 +87,7 @@ def test_record_files_are_accessible_to_their_owner_only(state_dir: str, pid: in
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_folder_that_others_can_write_to_is_not_believed(state_dir: str, pid: int) -> None:
+def test_records_in_a_folder_writable_by_others_are_ignored(state_dir: str, pid: int) -> None:
     write(state_dir, pid)
     Path(state_dir, "containers").chmod(0o770)
     assert records.read_all(state_dir) == []
@@ -108,7 +108,7 @@ def test_container_starts_where_no_record_can_be_written(tmp_path: Path, pid: in
     write("/proc/none/state", pid)
 
 
-def test_record_of_a_process_that_is_gone_is_removed(state_dir: str) -> None:
+def test_the_record_of_an_ended_process_is_removed(state_dir: str) -> None:
     gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     write(state_dir, gone.pid)
     gone.communicate()
@@ -121,7 +121,7 @@ def test_record_of_a_process_that_is_gone_is_removed(state_dir: str) -> None:
     "a record of a process that is gone counts for nothing",
     instead="return _began(status) < 0 or _has_ended(status)",
 )
-def test_process_with_the_number_of_another_counts_for_nothing(state_dir: str, pid: int) -> None:
+def test_a_record_whose_process_number_was_reused_is_removed(state_dir: str, pid: int) -> None:
     write(state_dir, pid)
     folder = Path(state_dir, "containers")
     [record] = folder.iterdir()
@@ -199,7 +199,7 @@ def test_the_initial_pid_namespace_removes_records_of_ended_processes(
     "a process that /proc hides from a user keeps what its container has",
     instead="return False",
 )
-def test_record_of_a_process_that_proc_hides_stays(
+def test_the_record_of_a_process_hidden_by_proc_stays(
     state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With hidepid=2 another user's process isn't there for us: a container's whose USER is one."""
@@ -221,7 +221,9 @@ def test_record_of_a_process_that_proc_hides_stays(
     "text",
     ["", "{", "[]", "{}", '{"version": 1}', '{"version": 2}', '{"version": 2, "pid": 1}', "\xff"],
 )
-def test_record_of_another_form_is_passed_over(state_dir: str, pid: int, text: str) -> None:
+def test_a_record_of_unknown_form_is_ignored_and_reported(
+    state_dir: str, pid: int, text: str
+) -> None:
     write(state_dir, pid)
     [record] = Path(state_dir, "containers").iterdir()
     record.write_text(text, encoding="latin-1")
@@ -230,7 +232,7 @@ def test_record_of_another_form_is_passed_over(state_dir: str, pid: int, text: s
     assert files(state_dir) == unclear == [record.name]
 
 
-def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
+def test_a_damaged_record_is_reported_and_sound_ones_are_returned(state_dir: str, pid: int) -> None:
     """Wherever it is damaged: the sound ones are returned, and it is named."""
     write(state_dir, os.getpid(), id="sound")
     limits = [{"vendor": "nvidia", "device": "0", "id": "G1", "bytes": 7}]
@@ -255,7 +257,7 @@ def test_a_damaged_record_hides_no_other(state_dir: str, pid: int) -> None:
         assert (found, unclear) == (["sound"], [file.name]), each
 
 
-def test_folder_does_not_grow_with_containers_that_come_and_go(state_dir: str, pid: int) -> None:
+def test_records_of_ended_containers_do_not_accumulate(state_dir: str, pid: int) -> None:
     """Each start checks a few others, so unlisted records don't stay forever."""
     write(state_dir, pid)
     folder = Path(state_dir, "containers")
@@ -295,7 +297,9 @@ def test_a_start_checks_only_a_few_other_records(
         ("/bundle", {}, ""),
     ],
 )
-def test_engines(bundle: str, annotations: dict[str, Any], engine: str) -> None:
+def test_the_engine_is_recognised_from_bundle_and_annotations(
+    bundle: str, annotations: dict[str, Any], engine: str
+) -> None:
     assert records.engine_of(bundle, annotations) == engine
 
 
@@ -333,7 +337,9 @@ HOSTILE = dict.fromkeys((*CONTAINERD, *LABELS), "\x1b[2J of somebody else")
     ],
     ids=["containerd", "CRI-O", "in containerd's", "in CRI-O's"],
 )
-def test_each_engine_is_believed_its_own_keys(bundle: str, annotations: dict[str, Any]) -> None:
+def test_pod_names_are_read_only_from_the_engines_own_annotations(
+    bundle: str, annotations: dict[str, Any]
+) -> None:
     engine = records.engine_of(bundle, annotations)
     assert engine == ("kubernetes" if bundle == OF_CRI else "cri-o")
     found = records._names(engine, annotations)
@@ -377,7 +383,7 @@ def test_containers_outside_kubernetes_get_no_pod_names(bundle: str) -> None:
          "p" * 256),
     ],
 )  # fmt: skip
-def test_odd_labels_of_crio(annotations: dict[str, Any], pod: str) -> None:
+def test_malformed_cri_o_labels_are_ignored(annotations: dict[str, Any], pod: str) -> None:
     assert records._names("cri-o", annotations)["pod"] == pod
 
 
@@ -414,7 +420,7 @@ def test_devices_recorded_by_other_hooks_are_kept_only_when_adding(
     assert found["given"] == expected
 
 
-def test_the_process_that_started_this_one() -> None:
+def test_first_process_is_the_parent_within_one_mount_namespace() -> None:
     """In our mount namespace, it is a container's first one where we are a hook in there."""
     code = f"import sys; sys.path.insert(0, {str(SOURCES)!r})\n"
     code += "from gpuhook.core.records import records"
@@ -429,7 +435,7 @@ def test_a_process_that_is_not_known_has_no_record(state_dir: str) -> None:
     assert records.read_all(state_dir) == []
 
 
-def test_started_is_what_the_kernel_says(process: "subprocess.Popen[bytes]") -> None:
+def test_the_start_time_is_read_from_the_kernel(process: "subprocess.Popen[bytes]") -> None:
     entry = os.open(f"/proc/{process.pid}", os.O_PATH)
     try:
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -442,7 +448,7 @@ def test_started_is_what_the_kernel_says(process: "subprocess.Popen[bytes]") -> 
         os.close(entry)
 
 
-def test_a_process_may_be_called_anything(tmp_path: Path) -> None:
+def test_any_process_name_leaves_the_start_time_readable(tmp_path: Path) -> None:
     named = tmp_path / "a) b 1 2 3 (c"
     named.symlink_to("/bin/sleep")
     sleeper = subprocess.Popen([named, "1000"])

@@ -53,7 +53,7 @@ def annotated(value: str, *env: str) -> dict[str, Any]:
 @pytest.mark.protects("kinds", "an image names no CDI devices of other makers, nor another pod's")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FOREIGN)
-def test_no_variable_names_other_kinds(mode: str, name: str) -> None:
+def test_a_variable_with_another_cdi_kind_is_refused(mode: str, name: str) -> None:
     values = (name, f"{name},{name}", f"vendor.example/open=1,{name}")
     for variable, value in product(VARIABLES, values):
         with pytest.raises(RequestError) as caught:
@@ -80,7 +80,7 @@ def test_annotations_with_other_cdi_kinds_are_refused(mode: str, name: str) -> N
 
 @pytest.mark.protects("kinds", "an image names no CDI devices of other makers, nor another pod's")
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_a_servers_other_kinds_in_annotations(mode: str) -> None:
+def test_other_nvidia_kinds_in_annotations_are_refused(mode: str) -> None:
     with pytest.raises(RequestError, match=SETTING):
         documents(annotated("nvidia.com/gds=all"), config_of(mode))
     assert documents(annotated(CLAIM), config_of(mode)) == ()
@@ -94,12 +94,12 @@ def test_configured_cdi_kinds_are_accepted(mode: str) -> None:
         assert documents(annotated(CLAIM), config) == (CLAIM,)
 
 
-def test_the_default_kind_is_the_administrators_word() -> None:
+def test_names_without_a_kind_get_the_configured_default_kind() -> None:
     config = config_of("cdi", cdi_default_kind="vendor.example/nic")
     assert documents(spec_of("NVIDIA_VISIBLE_DEVICES=0"), config) == ("vendor.example/nic=0",)
 
 
-def test_a_declared_vendors_kind() -> None:
+def test_only_the_declared_kind_of_a_declared_vendor_is_accepted() -> None:
     text = """
         nvidia-container-runtime.mode = "cdi"
         [[gpuhook.vendors]]
@@ -118,7 +118,7 @@ def test_a_declared_vendors_kind() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_mounts_may_name_any(mode: str) -> None:
+def test_accepted_mounts_may_name_any_cdi_kind(mode: str) -> None:
     spec = spec_of("NVIDIA_VISIBLE_DEVICES=all", mounts=[f"{ROOT}/cdi/{CLAIM}"])
     assert documents(spec, config_of(mode, accept_volume_mounts=True)) == (CLAIM,)
     with pytest.raises(RequestError, match=SETTING):  # mounts that don't count open nothing

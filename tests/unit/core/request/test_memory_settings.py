@@ -33,7 +33,7 @@ MEMORY = 80 * GIB
         ("1%", MEMORY // 100),
     ],
 )
-def test_sizes(text: str, number: int) -> None:
+def test_valid_memory_sizes_are_parsed(text: str, number: int) -> None:
     size = parse_size(text)
     assert size is not None
     assert size.of(MEMORY) == number
@@ -56,7 +56,7 @@ def test_an_invalid_list_of_memory_sizes_is_refused(text: str) -> None:
         memory_settings.parse(text, MEMORY_VARIABLE)
 
 
-def test_names_may_hold_an_equals_sign() -> None:
+def test_device_names_in_memory_settings_may_contain_equals_signs() -> None:
     found = memory_settings.parse("nvidia.com/gpu=0=8GiB, 1 = 50%", MEMORY_VARIABLE)
     assert [(name, size.of(MEMORY)) for name, size in found] == [
         ("nvidia.com/gpu=0", 8 * GIB),
@@ -65,7 +65,7 @@ def test_names_may_hold_an_equals_sign() -> None:
 
 
 @given(st.text())
-def test_any_text_is_sizes_or_one_sentence(text: str) -> None:
+def test_any_text_is_parsed_as_sizes_or_refused(text: str) -> None:
     try:
         found = memory_settings.parse(text, MEMORY_VARIABLE)
     except MemoryLimitError:
@@ -75,7 +75,7 @@ def test_any_text_is_sizes_or_one_sentence(text: str) -> None:
 
 
 @given(st.integers(min_value=1, max_value=10**14))
-def test_an_amount_is_a_size_that_means_it(number: int) -> None:
+def test_a_printed_amount_is_parsed_back_to_the_same_size(number: int) -> None:
     size = parse_size(amount(number).removesuffix(" bytes"))
     assert size is not None
     assert size.of(1) == number
@@ -110,7 +110,7 @@ def test_no_memory_setting_gives_no_limit() -> None:
     assert decided() is None
 
 
-def test_the_container_says_it() -> None:
+def test_the_containers_requested_size_is_its_limit() -> None:
     assert decided("8GiB") == 8
 
 
@@ -135,7 +135,7 @@ def test_the_default_limit_applies_only_without_a_request() -> None:
     "a container that says nothing of memory gets the administrator's default",
     instead="if default and not said:",
 )
-def test_an_annotation_that_is_not_accepted_only_makes_it_smaller() -> None:
+def test_an_unaccepted_annotation_can_only_lower_the_limit() -> None:
     assert decided(annotation="16GiB", device_memory="8GiB") == 8
     assert decided(annotation="4GiB", device_memory="8GiB") == 4
     assert decided(annotation="16GiB") == 16
@@ -147,7 +147,7 @@ def test_an_annotation_that_is_not_accepted_only_makes_it_smaller() -> None:
     "a container that says nothing of memory gets the administrator's default",
     instead="if default and not said:",
 )
-def test_an_environment_that_is_not_heard_only_makes_it_smaller() -> None:
+def test_an_unaccepted_variable_can_only_lower_the_limit() -> None:
     distrusted: dict[str, Any] = {"accept_envvar_unprivileged": False, "device_memory": "8GiB"}
     assert decided("16GiB", **distrusted) == 8
     assert decided("4GiB", **distrusted) == 4
@@ -167,28 +167,28 @@ def test_the_maximum_caps_larger_and_missing_requests() -> None:
     assert decided("2GiB", most_device_memory="8GiB") == 2
 
 
-def test_a_privileged_container_may_ask_for_more() -> None:
+def test_a_privileged_container_may_request_more_than_the_maximum() -> None:
     assert decided("16GiB", most_device_memory="8GiB", privileged=True) == 16
     assert decided(most_device_memory="8GiB", privileged=True) == 8
 
 
-def test_an_administrators_size_may_be_more_than_a_device_has() -> None:
+def test_an_administrators_size_above_the_device_memory_is_capped() -> None:
     assert decided(device_memory="100GiB") == 80
     assert decided("16GiB", most_device_memory="100GiB") == 16
 
 
-def test_a_container_may_not_ask_for_more_than_there_is() -> None:
+def test_a_request_for_more_than_the_device_memory_is_refused() -> None:
     with pytest.raises(MemoryLimitError, match="81GiB for GPU 0, which has 80GiB"):
         decided("81GiB", most_device_memory="8GiB")
 
 
-def test_an_annotation_that_is_no_text() -> None:
+def test_an_annotation_that_is_no_text_is_refused() -> None:
     with pytest.raises(MemoryLimitError, match="isn't a text"):
         words(annotation=8)
 
 
 @pytest.mark.parametrize("privileged", [False, True])
-def test_privilege_lifts_no_limit_by_nvidias_variables(*, privileged: bool) -> None:
+def test_privileges_do_not_raise_limits_set_by_nvidias_variables(*, privileged: bool) -> None:
     size = Size("8GiB", 8 * GIB)
     about = [(Word("NVIDIA_GPU_MEMORY_LIMIT", (("", size),), widens=False, exceeds=True), size)]
     config = config_of(most_device_memory="4GiB")
@@ -207,7 +207,7 @@ WIDE = st.integers(min_value=1, max_value=200).map(lambda number: f"{number}GiB"
     instead="if most and not said:",
 )
 @given(st.lists(st.tuples(SIZES, st.booleans()), max_size=3), WIDE, WIDE | st.just(""))
-def test_no_word_widens_what_the_administrator_allows(
+def test_no_request_without_privileges_exceeds_the_administrators_limit(
     said: list[tuple[str, bool]], most: str, default: str
 ) -> None:
     about = []
@@ -230,6 +230,6 @@ def _gib(text: str) -> int:
 
 @pytest.mark.parametrize("key", ["device-memory", "most-device-memory"])
 @pytest.mark.parametrize("value", ["0", "8G", "0=8GiB", "half"])
-def test_a_setting_that_is_no_size(key: str, value: str) -> None:
+def test_a_limit_setting_that_is_no_size_is_an_error(key: str, value: str) -> None:
     _, errors = examine(f'[gpuhook.limits]\n{key} = "{value}"\n')
     assert [f"gpuhook.limits.{key} must be a size" in str(error) for error in errors] == [True]

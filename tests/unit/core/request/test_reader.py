@@ -43,7 +43,7 @@ def test_an_empty_spec_requests_nothing(spec: dict[str, Any]) -> None:
     }
 
 
-def test_json_of_a_full_request() -> None:
+def test_a_full_request_as_json_has_every_field() -> None:
     spec = spec_of(
         "NVIDIA_VISIBLE_DEVICES=1,GPU-8f3a",
         "NVIDIA_DRIVER_CAPABILITIES=video,compute",
@@ -72,7 +72,7 @@ def test_json_of_a_full_request() -> None:
     }
 
 
-def test_request_never_changes() -> None:
+def test_a_request_is_immutable_and_hashable() -> None:
     request = visible("all")
     with pytest.raises(AttributeError):
         request.devices = ()
@@ -97,7 +97,9 @@ ASK = "NVIDIA_VISIBLE_DEVICES"
         (["BINARY=\udcff\udc80", "\udcff=1", f"{ASK}=0"], ("0",)),
     ],
 )
-def test_entries(env: list[str], devices: tuple[str, ...] | None) -> None:
+def test_environment_entries_are_parsed_and_the_last_one_counts(
+    env: list[str], devices: tuple[str, ...] | None
+) -> None:
     assert request_for(*env).devices == devices
 
 
@@ -118,7 +120,9 @@ def test_entries(env: list[str], devices: tuple[str, ...] | None) -> None:
         ("\t0\n,\r1 ", ("0", "1")),
     ],
 )
-def test_device_lists(value: str, devices: tuple[str, ...] | None) -> None:
+def test_a_device_list_is_split_and_duplicates_removed(
+    value: str, devices: tuple[str, ...] | None
+) -> None:
     assert visible(value).devices == devices
 
 
@@ -127,7 +131,7 @@ def test_device_lists(value: str, devices: tuple[str, ...] | None) -> None:
     ["0\n1", "a b", "\x00", "\x1b[31m", "../../etc", "GPU-..", "x" * 257, "é", "\udcff", "0;rm",
      "$(id)", "\u202e0", "*"],
 )  # fmt: skip
-def test_names_that_could_do_harm_are_refused(name: str) -> None:
+def test_unsafe_device_names_are_refused_with_a_printable_message(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         visible(f"0,{name}")
     message = str(caught.value)
@@ -136,13 +140,13 @@ def test_names_that_could_do_harm_are_refused(name: str) -> None:
     assert len(message) < 400
 
 
-def test_refused_names_of_a_source_that_does_not_count_are_no_matter() -> None:
+def test_invalid_names_in_an_ignored_source_are_not_refused() -> None:
     spec = spec_of("NVIDIA_VISIBLE_DEVICES=../x", mounts=[f"{ROOT}/0"])
     assert read_request(spec, config_of(accept_volume_mounts=True)).devices == ("0",)
     assert read_request(spec, config_of(accept_envvar_unprivileged=False)).devices is None
 
 
-def test_error_carries_what_was_understood() -> None:
+def test_a_request_error_contains_the_part_understood() -> None:
     with pytest.raises(RequestError) as caught:
         request_for("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_IMEX_CHANNELS=nope")
     request = caught.value.request
@@ -160,7 +164,7 @@ def test_error_carries_what_was_understood() -> None:
         "NVIDIA_VISIBLE_DEVICES=void,../..",
     ],
 )
-def test_container_without_a_gpu_never_fails(env: str) -> None:
+def test_invalid_options_without_requested_devices_are_ignored(env: str) -> None:
     assert request_for(env).devices is None
     assert request_for("CUDA_VERSION=foo", "NVIDIA_VISIBLE_DEVICES=void", env).devices is None
 
@@ -182,7 +186,7 @@ def test_huge_environment_takes_linear_time() -> None:
 # --- swarm ---
 
 
-def test_swarm_resources_in_configured_order_and_once() -> None:
+def test_swarm_resources_are_read_in_configured_order_without_duplicates() -> None:
     request = request_for(
         "B=2,0", "A=1", "NVIDIA_VISIBLE_DEVICES=7", swarm_resource=" A , C, ,B,A "
     )
@@ -200,7 +204,7 @@ def test_swarm_resource_may_be_the_usual_variable() -> None:
 SEVEN = "NVIDIA_VISIBLE_DEVICES=7"
 
 
-def test_swarm_resource_of_another_vendor() -> None:
+def test_a_swarm_resource_of_another_vendor_is_ignored() -> None:
     request = request_for(SEVEN, "A=1", "B=2", swarm_resource="other=A, nvidia = B ,other=B")
     assert request.devices == ("2",)
     assert request_for(SEVEN, "A=1", swarm_resource="other=A").devices == ("7",)
@@ -217,7 +221,7 @@ def test_swarm_resource_of_another_vendor() -> None:
         ("all", ("all",)),
     ],
 )
-def test_names_of_other_vendors_devices_in_a_swarm(
+def test_hexadecimal_swarm_names_are_ignored_unless_configured(
     value: str, devices: tuple[str, ...] | None
 ) -> None:
     """Hexadecimal numbers are no names of NVIDIA's, unless the configuration says so."""
@@ -229,7 +233,7 @@ def test_names_of_other_vendors_devices_in_a_swarm(
 # --- mounts ---
 
 
-def test_mounts_are_ignored_and_said_so_by_default() -> None:
+def test_mounts_are_ignored_and_reported_by_default() -> None:
     request = read_request(spec_of(mounts=[f"{ROOT}/0"]), Config())
     assert request.devices is None
     assert request.ignored[0][0] == "volume-mounts"
@@ -247,7 +251,7 @@ def test_mounts_come_before_the_environment() -> None:
     ["", ROOT, f"{ROOT}/", f"{ROOT}X/0", f"{ROOT}-other/0", f"{ROOT}/../0", f"{ROOT}/0/../..",
      "/var/run", "var/run/nvidia-container-devices/0", f"/x{ROOT}/0"],
 )  # fmt: skip
-def test_mounts_elsewhere_ask_for_nothing(destination: str) -> None:
+def test_mounts_outside_the_device_folder_are_ignored(destination: str) -> None:
     spec = {"mounts": [{"source": "/dev/null", "destination": destination}]}
     assert read_request(spec, config_of(accept_volume_mounts=True)).devices is None
 
@@ -257,13 +261,13 @@ def test_mounts_elsewhere_ask_for_nothing(destination: str) -> None:
     [ROOT + "/0", "/" + ROOT + "//0/", "/var/./run/x/../nvidia-container-devices/0"],
 )
 @pytest.mark.parametrize("source", ["/dev/null", "//dev/null", "/dev//null/", "/dev/../dev/null"])
-def test_paths_are_cleaned(source: str, destination: str) -> None:
+def test_paths_of_mounts_are_normalised(source: str, destination: str) -> None:
     spec = {"mounts": [{"source": source, "destination": destination}]}
     assert read_request(spec, config_of(accept_volume_mounts=True)).devices == ("0",)
 
 
 @pytest.mark.parametrize("source", ["/dev/zero", "/dev/null2", "dev/null", "", "/"])
-def test_other_sources_ask_for_nothing(source: str) -> None:
+def test_mounts_of_other_sources_than_dev_null_are_ignored(source: str) -> None:
     spec = {"mounts": [{"source": source, "destination": ROOT + "/0"}, {"destination": ROOT}]}
     assert read_request(spec, config_of(accept_volume_mounts=True)).devices is None
 
@@ -277,7 +281,7 @@ def test_other_sources_ask_for_nothing(source: str) -> None:
         ("cdi/vendor.example/a-b/x:1.y", "vendor.example/a-b=x:1.y"),
     ],
 )
-def test_cdi_names_by_mount(mounted: str, name: str) -> None:
+def test_cdi_names_are_read_from_mount_paths(mounted: str, name: str) -> None:
     request = mounts_request(mounted)
     assert request.devices == (name,)
     own = name == QUALIFIED
@@ -288,31 +292,31 @@ def test_cdi_names_by_mount(mounted: str, name: str) -> None:
 @pytest.mark.parametrize(
     "mounted", ["cdi/nvidia.com", "cdi/nvidia.com/gpu", "cdi/a/b/c/d", "cdi/a/b=", "cdi/1/b=c"]
 )
-def test_malformed_cdi_mounts_are_skipped_and_said_so(mounted: str) -> None:
+def test_malformed_cdi_mounts_are_ignored_and_reported(mounted: str) -> None:
     request = mounts_request(mounted, "0")
     assert request.devices == ("0",)
     assert [source for source, _ in request.ignored] == ["volume-mounts"]
 
 
-def test_mounted_words_mean_the_same_as_in_the_environment() -> None:
+def test_all_and_none_mean_the_same_in_mounts_as_in_variables() -> None:
     assert mounts_request("0", "all").devices == ("all",)
     assert mounts_request("none").devices == ()
 
 
-def test_the_environment_does_not_widen_what_mounts_call_nothing() -> None:
+def test_a_void_mount_is_not_widened_by_the_environment() -> None:
     request = mounts_request("void", env=("NVIDIA_VISIBLE_DEVICES=1",))
     assert (request.source, request.devices) == ("none", None)
     assert [source for source, _ in request.ignored] == ["environment"]
 
 
-def test_a_plugins_folder_without_its_setting_is_refused_with_a_sentence() -> None:
+def test_a_device_plugins_mount_folder_is_refused_without_its_setting() -> None:
     spec = spec_of(f"NVIDIA_VISIBLE_DEVICES={ROOT}", mounts=[f"{ROOT}/0"])
     with pytest.raises(RequestError, match="as-volume-mounts is off") as refused:
         read_request(spec, Config())
     assert "DEVICE_LIST_STRATEGY" in refused.value.remedy
 
 
-def test_every_vendor_has_a_folder_of_its_own_for_a_plugins_mounts() -> None:
+def test_every_vendor_has_its_own_folder_for_device_plugin_mounts() -> None:
     known = registry.known(loads(tables()["tpu"])).values()
     assert len(known) > 7
     folders = [names.MOUNTS for names in known]
@@ -336,7 +340,9 @@ EVERY_VARIABLE = [
     "distrusted-environment", "Kubernetes: base's settings keep every vendor's variable unheard"
 )
 @pytest.mark.parametrize(("vendor", "variable"), EVERY_VARIABLE)
-def test_no_variable_asks_where_mounts_alone_do(vendor: str, variable: str) -> None:
+def test_variables_are_ignored_with_the_kubernetes_base_settings(
+    vendor: str, variable: str
+) -> None:
     config = loads(f"{BASE}{DECLARING}")
     names = registry.known(config)[vendor]
     loaded = contract.load(names)
@@ -352,7 +358,7 @@ def test_no_variable_asks_where_mounts_alone_do(vendor: str, variable: str) -> N
     assert SpecReader(spec, every).read(names, loaded).selectors == ("0",)
 
 
-def test_mounts_name_what_a_plugins_variable_would() -> None:
+def test_mounts_name_gaudi_devices_by_index_before_bus_id() -> None:
     """A Gaudi's number by which it is seated is another one's than its index."""
     gaudi = registry.KNOWN["gaudi"]
     spec = {"mounts": [{"source": "/dev/null", "destination": f"{gaudi.MOUNTS}/0"}]}
@@ -378,7 +384,7 @@ def annotated(
     return read_request(spec, config_of(mode=mode, **settings))
 
 
-def test_annotations_in_order_of_their_keys() -> None:
+def test_annotations_are_read_in_the_order_of_their_keys() -> None:
     request = annotated("cdi", z="c.d/e=3", a="c.d/e=2, c.d/e=1,,", b="c.d/e=2")
     assert request.devices == ("c.d/e=2", "c.d/e=1", "c.d/e=3")
     assert request.source == "annotations"
@@ -415,7 +421,7 @@ def test_annotations_count_in_mode_cdi() -> None:
 )
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("value", ["runtime.nvidia.com/gpu=all", "nvidia.com/gpu=all", "all"])
-def test_annotations_never_widen_what_mounts_give(mode: str, value: str) -> None:
+def test_devices_of_mounts_are_not_widened_by_annotations(mode: str, value: str) -> None:
     request = annotated(
         mode, "NVIDIA_VISIBLE_DEVICES=all", mounts=[f"{ROOT}/cdi/{QUALIFIED}"], a=value
     )
@@ -426,7 +432,7 @@ def test_annotations_never_widen_what_mounts_give(mode: str, value: str) -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_annotations_are_heard_only_where_the_environment_is(mode: str) -> None:
+def test_annotations_are_ignored_where_the_environment_is(mode: str) -> None:
     spec = spec_of()
     spec["annotations"] = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
     config = config_of(mode=mode, accept_annotations=True, accept_envvar_unprivileged=False)
@@ -441,7 +447,7 @@ def test_annotations_are_heard_only_where_the_environment_is(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @pytest.mark.parametrize("value", ["vendor.example/nic=0", "unqualified"])
-def test_annotations_for_others_take_no_gpu_away(mode: str, value: str) -> None:
+def test_annotations_of_other_vendors_remove_no_requested_gpu(mode: str, value: str) -> None:
     request = annotated(mode, "NVIDIA_VISIBLE_DEVICES=1", a=value)
     assert (request.source, request.devices) == ("environment", ("1",))
     assert request.ignored[0][0] == "annotations"
@@ -449,32 +455,32 @@ def test_annotations_for_others_take_no_gpu_away(mode: str, value: str) -> None:
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @pytest.mark.parametrize("word", ["void", "Void"])
-def test_annotations_that_the_engine_has_served_are_done(mode: str, word: str) -> None:
+def test_annotations_beside_void_are_left_to_the_engine(mode: str, word: str) -> None:
     request = annotated(mode, f"NVIDIA_VISIBLE_DEVICES={word}", a=QUALIFIED)
     assert (request.source, request.devices) == ("none", None)
     assert [source for source, _ in request.ignored] == ["annotations"]
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_ours_among_the_annotations(mode: str) -> None:
+def test_only_the_built_in_kind_is_read_from_mixed_annotations(mode: str) -> None:
     request = annotated(mode, a=f"vendor.example/nic=0,{QUALIFIED}")
     assert request.devices == (QUALIFIED,)
 
 
-def test_auto_takes_annotations_whole_or_not_at_all() -> None:
+def test_mode_auto_uses_annotations_entirely_or_not_at_all() -> None:
     assert annotated("auto", a="vendor.example/nic=0").devices == ("vendor.example/nic=0",)
     request = annotated("auto", "NVIDIA_VISIBLE_DEVICES=1", a=f"{QUALIFIED},plain")
     assert (request.source, request.devices) == ("environment", ("1",))
 
 
-def test_other_annotations_and_prefixes() -> None:
+def test_only_annotations_with_configured_prefixes_are_read() -> None:
     spec = {"annotations": {"cdi.k8s.io": "a.b/c=d", "other/x": "a.b/c=d", "p/x": "a.b/c=d"}}
     assert read_request(spec, config_of(mode="cdi")).devices is None
     settings = config_of(mode="cdi", cdi_annotation_prefixes=("q/", "p/"))
     assert read_request(spec, settings).devices == ("a.b/c=d",)
 
 
-def test_annotations_that_do_not_count_may_be_of_any_shape() -> None:
+def test_ignored_annotations_may_have_any_type() -> None:
     spec = {"annotations": {"cdi.k8s.io/a": 3}}
     assert read_request(spec, Config()).devices is None
     with pytest.raises(SpecError, match=r"cdi\.k8s\.io/a"):
@@ -485,7 +491,7 @@ def test_annotations_that_do_not_count_may_be_of_any_shape() -> None:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
-def test_qualified_names_in_the_environment(mode: str) -> None:
+def test_variables_may_contain_cdi_names_of_several_kinds(mode: str) -> None:
     """Those of the vendor's own kind are asked of the machine, the others of documents."""
     request = visible(f"{QUALIFIED},{QUALIFIED},nvidia.com/gpu=1,a.b/c=0", mode=mode)
     assert request.devices == (QUALIFIED, "nvidia.com/gpu=1", "a.b/c=0")
@@ -494,7 +500,7 @@ def test_qualified_names_in_the_environment(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
-def test_ids_and_cdi_names_may_stand_side_by_side(mode: str) -> None:
+def test_device_ids_and_cdi_names_may_be_mixed(mode: str) -> None:
     request = visible(f"{QUALIFIED},1,0,a.b/c=0", mode=mode)
     assert (request.selectors, request.cdi_devices) == (("0", "1"), ("a.b/c=0",))
 
@@ -512,7 +518,7 @@ AUTOMATIC = ("runtime.nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu")
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
 @pytest.mark.parametrize("kind", AUTOMATIC)
-def test_automatic_kinds_mean_the_hosts_own_devices(mode: str, kind: str) -> None:
+def test_automatic_kinds_select_the_hosts_own_devices(mode: str, kind: str) -> None:
     """The second one is that of NVIDIA's device plugin, and of the KAI scheduler."""
     request = visible(f"{kind}=all,{kind}=GPU-1", mode=mode)
     assert (request.cdi_devices, request.selectors) == ((), ("all", "GPU-1"))
@@ -523,20 +529,20 @@ def test_automatic_kinds_mean_the_hosts_own_devices(mode: str, kind: str) -> Non
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
 @pytest.mark.parametrize("kind", AUTOMATIC)
-def test_automatic_kinds_in_annotations(mode: str, kind: str) -> None:
+def test_automatic_kinds_in_annotations_select_the_hosts_devices(mode: str, kind: str) -> None:
     request = annotated(mode, a=f"{kind}=GPU-1")
     assert (request.cdi_devices, request.selectors) == ((), ("GPU-1",))
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_other_kinds_of_a_device_plugin_are_the_engines(mode: str) -> None:
+def test_other_device_plugin_kinds_are_left_to_the_engine(mode: str) -> None:
     request = annotated(mode, a="k8s.device-plugin.nvidia.com/gds=all")
     assert request.devices is None
     assert request.ignored[0][0] == "annotations"
 
 
 @pytest.mark.parametrize("kind", AUTOMATIC)
-def test_automatic_kinds_do_not_mix_in_mode_cdi(kind: str) -> None:
+def test_automatic_kinds_mixed_with_ids_are_refused_in_mode_cdi(kind: str) -> None:
     with pytest.raises(RequestError, match="together"):
         visible(f"{kind}=0,1", mode="cdi")
 
@@ -557,11 +563,13 @@ def test_automatic_kinds_do_not_mix_in_mode_cdi(kind: str) -> None:
         (["CAP_SYS_ADMIN"], True),
     ],
 )
-def test_privileged(capabilities: object, privileged: bool) -> None:
+def test_only_cap_sys_admin_makes_a_container_privileged(
+    capabilities: object, privileged: bool
+) -> None:
     assert is_privileged({"process": {"capabilities": capabilities}}) is privileged
 
 
-def test_unprivileged_environment_may_be_refused() -> None:
+def test_a_setting_ignores_the_variables_of_unprivileged_containers() -> None:
     settings = {"accept_envvar_unprivileged": False}
     request = visible("all", **settings)
     assert (request.source, request.devices) == ("none", None)
@@ -591,7 +599,7 @@ def test_unprivileged_environment_may_be_refused() -> None:
         {"annotations": ["a"]},
     ],
 )
-def test_spec_of_the_wrong_shape(spec: Any) -> None:
+def test_a_misshapen_spec_is_refused(spec: Any) -> None:
     with pytest.raises(SpecError) as caught:
         read_request(spec, config_of(accept_envvar_unprivileged=False))
     assert caught.value.code == "spec"
@@ -604,7 +612,7 @@ Case = dict[str, Any]
 
 
 @pytest.mark.vectors("oci", "oci.lookup_env")
-def test_lookup(case: Case) -> None:
+def test_variables_are_looked_up_as_in_the_vectors(case: Case) -> None:
     variables = sources.parse_environment(case["input"]["env"])
     name = case["input"]["name"]
     assert (name in variables) is case["expected"]["exists"]
@@ -628,5 +636,5 @@ def test_only_certain_words_count_as_true() -> None:
         ("0 - 3, 5 -7,a - b,1 - ", ["0-3", "5-7", "a - b", "1 -"]),
     ],
 )
-def test_items(value: str, items: list[str]) -> None:
+def test_a_list_is_split_and_stripped(value: str, items: list[str]) -> None:
     assert sources.items(value) == items

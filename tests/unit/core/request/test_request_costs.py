@@ -286,7 +286,9 @@ MOUNTS: dict[str, Piece] = {
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_costs_of_many_variables(name: str, there: tuple[Config, Inventories]) -> None:
+def test_many_variables_cost_only_linear_time_and_memory(
+    name: str, there: tuple[Config, Inventories]
+) -> None:
     asked = [f"{variable}=0" for variable in ("NVIDIA_VISIBLE_DEVICES", *ASKS)]
 
     def start(text: str) -> None:
@@ -298,7 +300,7 @@ def test_costs_of_many_variables(name: str, there: tuple[Config, Inventories]) -
 
 @pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("name", MOUNTS)
-def test_costs_of_many_mounts(
+def test_many_mounts_cost_only_linear_time_and_memory(
     name: str, heard: bool, there: tuple[Config, Inventories], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(there[0], "accept_volume_mounts", heard)

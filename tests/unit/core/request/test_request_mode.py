@@ -53,7 +53,7 @@ def way(programs: Path, config: str, env: list[str], mounts: list[str]) -> str:
 
 
 @pytest.mark.vectors("mode", "mode.resolve")
-def test_resolve(case: Case, programs: Path) -> None:
+def test_the_mode_is_resolved_as_in_the_vectors(case: Case, programs: Path) -> None:
     given = case["input"]
     accept = str(given["accept_volume_mounts"]).lower()
     text = f"""
@@ -95,7 +95,9 @@ def test_resolve(case: Case, programs: Path) -> None:
         *[(mode, "void", "nothing") for mode in ("hook", "spec", "auto", "cdi")],
     ],
 )
-def test_mode_and_request(mode: str, devices: str, expected: str, programs: Path) -> None:
+def test_the_configured_mode_and_the_request_decide_the_mode_used(
+    mode: str, devices: str, expected: str, programs: Path
+) -> None:
     text = f'nvidia-container-runtime.mode = "{mode}"\n'
     text += 'gpuhook.cdi-kinds-from-environment = ["a.b/c"]\n'
     assert way(programs, text, [f"NVIDIA_VISIBLE_DEVICES={devices}"], []) == expected

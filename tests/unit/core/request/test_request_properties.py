@@ -122,7 +122,7 @@ def assert_well_formed(request: Request, config: Config) -> None:
 
 @settings(max_examples=200)
 @given(SPECS, configs())
-def test_any_spec_gives_a_request_or_our_error(spec: dict[str, Any], config: Config) -> None:
+def test_any_spec_yields_a_request_or_a_gpuhook_error(spec: dict[str, Any], config: Config) -> None:
     found = outcome(spec, config)
     assert found == outcome(json.loads(json.dumps(spec)), config)
     if isinstance(found, Request):
@@ -134,7 +134,7 @@ def test_any_spec_gives_a_request_or_our_error(spec: dict[str, Any], config: Con
 
 @settings(max_examples=150)
 @given(st.one_of(MISSHAPEN, JSON), configs())
-def test_any_json_gives_a_request_or_our_error(spec: Any, config: Config) -> None:
+def test_any_json_yields_a_request_or_a_gpuhook_error(spec: Any, config: Config) -> None:
     assert outcome(spec, config)
 
 

@@ -53,7 +53,7 @@ def devices_of(spec: dict[str, Any], config: Config) -> list[str] | None:
 
 
 @pytest.mark.vectors("image", "image.devices_from_env")
-def test_devices_from_env(case: Case) -> None:
+def test_devices_from_env_match_the_vectors(case: Case) -> None:
     given = case["input"]
     config = config_of(swarm_resource=",".join(given["swarm_resource"]))
     expected = DIFFERENCES.get(case["name"], case["expected"]["devices"])
@@ -61,7 +61,7 @@ def test_devices_from_env(case: Case) -> None:
 
 
 @pytest.mark.vectors("runtime", "runtime.image_from_config")
-def test_devices_of_a_config(case: Case) -> None:
+def test_devices_from_config_json_match_the_vectors(case: Case) -> None:
     given = case["input"]
     spec = spec_of(given["env"])
     assert (
@@ -71,14 +71,14 @@ def test_devices_of_a_config(case: Case) -> None:
 
 
 @pytest.mark.vectors("image", "image.devices_from_mounts")
-def test_devices_from_mounts(case: Case) -> None:
+def test_devices_from_mounts_match_the_vectors(case: Case) -> None:
     spec = spec_of(mounts=case["input"]["mounts"])
     expected = DIFFERENCES.get(case["name"], case["expected"]["devices"])
     assert devices_of(spec, config_of(accept_volume_mounts=True)) == expected
 
 
 @pytest.mark.vectors("image", "image.visible_devices")
-def test_visible_devices(case: Case) -> None:
+def test_visible_devices_match_the_vectors(case: Case) -> None:
     given = case["input"]
     mounts = [
         {"source": "/dev/null", "destination": MOUNT_ROOT + name} for name in given["mount_devices"]
@@ -93,13 +93,13 @@ def test_visible_devices(case: Case) -> None:
 
 
 @pytest.mark.vectors("image", "image.imex_from_env")
-def test_imex_from_env(case: Case) -> None:
+def test_imex_channels_from_env_match_the_vectors(case: Case) -> None:
     request = read_request(spec_of(case["input"]["env"]), Config())
     assert [str(c) for c in request.options.imex_channels] == (case["expected"]["channels"] or [])
 
 
 @pytest.mark.vectors("image", "image.annotations")
-def test_annotations(case: Case) -> None:
+def test_devices_from_annotations_match_the_vectors(case: Case) -> None:
     given = case["input"]
     config = config_of(mode="cdi", cdi_annotation_prefixes=tuple(given["prefixes"]))
     found = devices_of(spec_of(annotations=given["annotations"]), config)
@@ -108,7 +108,7 @@ def test_annotations(case: Case) -> None:
 
 
 @pytest.mark.vectors("image", "image.requirements")
-def test_requirements(case: Case) -> None:
+def test_requirements_match_the_vectors(case: Case) -> None:
     request = read_request(spec_of(case["input"]["env"]), Config())
     assert sorted(request.options.requirements) == sorted(
         case["expected"]["requirements_any_order"]
@@ -116,7 +116,7 @@ def test_requirements(case: Case) -> None:
 
 
 @pytest.mark.vectors("image", "image.cuda_version")
-def test_cuda_version(case: Case) -> None:
+def test_the_cuda_version_requirement_matches_the_vectors(case: Case) -> None:
     spec = spec_of(case["input"])
     if case["expected"].get("error"):
         with pytest.raises(GpuhookError, match="CUDA_VERSION"):
@@ -127,13 +127,13 @@ def test_cuda_version(case: Case) -> None:
 
 
 @pytest.mark.vectors("image", "image.privileged")
-def test_privileged_image(case: Case) -> None:
+def test_privileged_images_match_the_vectors(case: Case) -> None:
     spec = {"process": {"capabilities": case["input"]}}
     assert is_privileged(spec) is case["expected"]["privileged"]
 
 
 @pytest.mark.vectors("hook", "hook.privileged")
-def test_privileged_hook(case: Case) -> None:
+def test_privileged_hook_specs_match_the_vectors(case: Case) -> None:
     spec = {
         "ociVersion": case["input"]["ociVersion"],
         "process": {"capabilities": case["input"]["process.capabilities"]},
@@ -142,7 +142,7 @@ def test_privileged_hook(case: Case) -> None:
 
 
 @pytest.mark.vectors("image", "image.from_spec")
-def test_from_spec(case: Case) -> None:
+def test_a_request_from_a_whole_spec_selects_all_devices(case: Case) -> None:
     """There is one source of what a container is, its spec: no option can replace it."""
     mounts = [
         dict(zip(("source", "destination"), pair.split(":"), strict=True))
@@ -171,7 +171,7 @@ def test_the_request_matches_nvidia_container_cli_arguments(case: Case) -> None:
 
 
 @pytest.mark.vectors("hook", "hook.nvidia_config")
-def test_hook_request(case: Case) -> None:
+def test_hook_requests_match_the_vectors(case: Case) -> None:
     given, expected = case["input"], case["expected"]
     settings = {} if given["config"] == "defaults" else given["config"]
     config = loads("".join(f'{key} = "{value}"\n' for key, value in settings.items()))
@@ -192,7 +192,7 @@ def test_hook_request(case: Case) -> None:
 
 
 @pytest.mark.vectors("modifier", "modifier.cdi_requests")
-def test_names_in_mode_cdi(case: Case) -> None:
+def test_names_in_mode_cdi_match_the_vectors(case: Case) -> None:
     given = case["input"]
     config = config_of(
         mode="cdi",

@@ -34,7 +34,7 @@ def call(finds: Callable[..., None], config: list[str], found: Inventory) -> Cal
     return lambda *words: CliRunner().invoke(cli, ["slurm", *words, *config])
 
 
-def test_lines_by_place_and_a_warning_of_what_is_lost(call: Call) -> None:
+def test_gres_lines_are_in_device_order_and_a_lost_gpu_is_warned_of(call: Call) -> None:
     done = call("gres", "--node", "n1")
     assert done.exit_code == 0
     lines = [line for line in done.stdout.splitlines() if " Name=" in line]
@@ -46,12 +46,14 @@ def test_lines_by_place_and_a_warning_of_what_is_lost(call: Call) -> None:
     assert "1 has fallen off the bus" in done.stderr
 
 
-def test_the_host_is_the_node(call: Call) -> None:
+def test_the_default_node_name_is_the_short_host_name(call: Call) -> None:
     short = os.uname().nodename.partition(".")[0]
     assert f"\nNodeName={short} AutoDetect=off\n" in call("gres").stdout
 
 
-def test_a_file_is_replaced_once(call: Call, tmp_path: Path, found: Inventory) -> None:
+def test_an_unchanged_gres_conf_is_not_rewritten(
+    call: Call, tmp_path: Path, found: Inventory
+) -> None:
     path = tmp_path / "etc/gres.conf"
     words = ("gres", "--node", "n1", "--output", str(path))
     assert call(*words).stdout == f"wrote {path}\n"
@@ -64,7 +66,9 @@ def test_a_file_is_replaced_once(call: Call, tmp_path: Path, found: Inventory) -
     assert "Name=gpu" in path.read_text()
 
 
-def test_parts_and_no_wholes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_with_mig_devices_is_written_only_as_its_parts(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = machine(gpu(0, 0), gpu(3, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))))
     monkeypatch.setattr(type(NVIDIA), "discover", lambda *_: there)
     text = call("gres", "--node", "n1").stdout
@@ -84,7 +88,7 @@ def test_a_failing_driver_is_reported_after_other_devices_are_written(
     assert "AMD?" in str(done.exception)
 
 
-def test_no_file_without_the_devices_of_a_driver_that_fails(
+def test_a_failing_driver_leaves_gres_conf_unchanged(
     call: Call, finds: Callable[..., None], found: Inventory, tmp_path: Path
 ) -> None:
     """Every job may open what the file lacks."""
@@ -101,7 +105,7 @@ def test_no_file_without_the_devices_of_a_driver_that_fails(
     instead="if False:",
 )
 @pytest.mark.parametrize("output", [True, False])
-def test_no_lines_where_a_part_of_the_devices_is_seen(
+def test_no_gres_lines_are_written_while_devices_are_withheld(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: bool
 ) -> None:
     monkeypatch.setattr(type(NVIDIA), "withheld", lambda *_: ["/dev/nvidia7"])
@@ -113,7 +117,7 @@ def test_no_lines_where_a_part_of_the_devices_is_seen(
     assert "nvidia" not in done.stdout
 
 
-def test_links_of_a_vendor_that_knows_them(
+def test_device_links_are_written_where_known_and_failures_warned_of(
     call: Call, monkeypatch: pytest.MonkeyPatch, found: Inventory
 ) -> None:
     first, second = (device.id for device in found.devices)

@@ -58,7 +58,7 @@ def made(*operations: Operation, root: str | None = None) -> list[str]:
         ("3:pids:/\n0::/a:devices\n", ["lxc.cgroup2"]),
     ],
 )
-def test_rules_for_v1_are_only_for_hosts_with_v1(
+def test_cgroup_v1_rules_are_written_only_on_hosts_with_cgroup_v1(
     monkeypatch: pytest.MonkeyPatch, groups: str, keys: list[str]
 ) -> None:
     """LXC 7 refuses them, so a container would not start."""
@@ -72,7 +72,7 @@ def test_rules_for_v1_are_only_for_hosts_with_v1(
     assert lines.versions() == []
 
 
-def test_a_device_is_allowed_by_its_path_which_survives_a_new_number() -> None:
+def test_a_device_is_allowed_by_path_unless_the_path_has_a_blank() -> None:
     assert made(RULE, DEVICE) == ["/dev/maker0 rw", f"/dev/maker0 dev/maker0 none {OPTIONS}"]
     spaced = BindDevice("/driver root", NODE, "")
     assert made(RULE, spaced)[0] == "c 240:7 rw", "LXC would take the rest for the access"
@@ -98,7 +98,7 @@ def test_only_a_required_file_is_mounted_without_the_optional_flag(tmp_path: Pat
     ]
 
 
-def test_no_place_is_below_a_link_which_lxc_refuses(tmp_path: Path) -> None:
+def test_mount_targets_have_their_links_resolved_for_lxc(tmp_path: Path) -> None:
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / "usr/real").touch()
     (tmp_path / "etc").mkdir()
@@ -130,7 +130,7 @@ def written(prefix: Path, path: str, text: str = "") -> Path:
     return place
 
 
-def test_a_container_s_file(tmp_path: Path) -> None:
+def test_a_containers_config_file_is_found_or_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no LXC container box here: /etc/pve/lxc/box\.conf and"):
         guest(tmp_path)
     written(tmp_path, "/var/lib/lxc/box/config")
@@ -201,7 +201,7 @@ def test_root_folder_and_id_mapping_are_read_from_the_config(
         ("lxc.include = {}/loop.conf\n", False),
     ],
 )
-def test_rules_of_v2_only_add_to_others(
+def test_cgroup_v2_rules_are_written_only_where_others_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_restricted: bool
 ) -> None:
     """Without others, LXC would forbid the container everything but the devices."""
@@ -229,7 +229,7 @@ def test_a_proxmox_snapshot_section_is_ignored(tmp_path: Path, planned: Planned)
     assert containers.files(guest(tmp_path, "1"), str(tmp_path), str(tmp_path)).warnings
 
 
-def test_a_named_root_has_to_be_a_folder(tmp_path: Path, planned: Planned) -> None:
+def test_a_given_root_folder_that_is_no_folder_is_refused(tmp_path: Path, planned: Planned) -> None:
     written(tmp_path, "/var/lib/lxc/box/config")
     box = guest(tmp_path, rootfs=f"{tmp_path}/none")
     with pytest.raises(FolderError, match="none isn't a folder"):
@@ -270,7 +270,7 @@ def host(tmp_path: Path, planned: Planned) -> Host:
     return made
 
 
-def test_lines_follow_the_driver_and_the_container_s_file_stays(
+def test_included_lines_follow_the_driver_and_are_removed_by_uninstall(
     host: Host, planned: Planned
 ) -> None:
     before = host.config.read_text()
@@ -287,7 +287,7 @@ def test_lines_follow_the_driver_and_the_container_s_file_stays(
     assert containers.refresh(host.state) == ([], [])
 
 
-def test_containers_are_independent(
+def test_one_failing_container_does_not_affect_others(
     host: Host, planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Host(tmp_path, "other")
@@ -322,14 +322,14 @@ def test_a_destroyed_container_is_left_alone_and_can_be_removed(
     assert not Path(host.state).exists()
 
 
-def test_two_containers_of_a_name(host: Host, tmp_path: Path) -> None:
+def test_two_containers_with_one_name_are_refused(host: Host, tmp_path: Path) -> None:
     other = written(tmp_path, "/else/box/config")
     container = containers.guest(Request("box", file=str(other)), "")
     with pytest.raises(EngineError, match=f"The container box of {host.config} has devices"):
         containers.files(container, host.state)
 
 
-def test_the_doctor_sees_stale_lines_and_missing_ones(
+def test_the_doctor_reports_stale_and_missing_lines(
     host: Host, planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(Machine(), loads(""), str(tmp_path))
@@ -361,7 +361,9 @@ def test_the_doctor_sees_stale_lines_and_missing_ones(
         (["uninstall", "--engine=lxc", "--container=a", "--config=/x"], "without --config."),
     ],
 )
-def test_options_that_need_others(tmp_path: Path, words: list[str], said: str) -> None:
+def test_lxc_options_without_those_they_need_are_refused(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
     done = CliRunner().invoke(cli, [*words, f"--prefix={tmp_path}"])
     assert (done.exit_code, said in done.output) == (2, True), done.output
     assert [*tmp_path.iterdir()] == []

@@ -45,12 +45,12 @@ def devices(written: str) -> list[dict[str, str]]:
         ("", "gaudi", "gaudi"),
     ],
 )
-def test_models_are_words(model: str, vendor: str, expected: str) -> None:
+def test_model_names_become_single_words(model: str, vendor: str, expected: str) -> None:
     assert word(model, vendor) == expected
 
 
 @given(st.text() | st.sampled_from(HOSTILE), st.sampled_from(("nvidia", "amd", "intel_gpu")))
-def test_no_model_is_more_than_a_word(model: str, vendor: str) -> None:
+def test_any_model_name_becomes_a_single_safe_word(model: str, vendor: str) -> None:
     found = word(model, vendor)
     assert re.fullmatch(r"[a-z][a-z0-9_.-]{0,80}", found)
     assert found not in ("no_consume", "mig", "none", "null")
@@ -60,7 +60,7 @@ def test_no_model_is_more_than_a_word(model: str, vendor: str) -> None:
 
 
 @given(st.lists(ENTRIES, max_size=8))
-def test_lines_say_what_there_is(entries: list[Entry]) -> None:
+def test_gres_lines_describe_exactly_the_given_devices(entries: list[Entry]) -> None:
     written = text(entries, "n1")
     found = devices(written)
     assert len(found) == len(entries)
@@ -73,7 +73,7 @@ def test_lines_say_what_there_is(entries: list[Entry]) -> None:
 
 
 @given(st.lists(ENTRIES, min_size=1, max_size=8))
-def test_slurm_numbers_them_as_they_stand(entries: list[Entry]) -> None:
+def test_slurm_numbers_devices_in_the_order_of_their_lines(entries: list[Entry]) -> None:
     """It takes slurm.conf's types one by one, and the lines of each in their order."""
     written = text(entries, "n1")
     found = devices(written)
@@ -94,7 +94,7 @@ def test_slurm_numbers_them_as_they_stand(entries: list[Entry]) -> None:
         assert [first.split(",")[0] for first in firsts] == files
 
 
-def test_links_stand_by_slurms_numbers() -> None:
+def test_links_are_written_in_the_order_of_slurms_numbers() -> None:
     """The types are grouped, so the numbers are others than in the order of the entries."""
     pair = [
         Entry("nvidia", "h100", ("/dev/x0",), id="a", links={"c": 4}),
@@ -105,7 +105,7 @@ def test_links_stand_by_slurms_numbers() -> None:
     assert found == {"/dev/x0": "-1,4,0", "/dev/x2": "4,-1,0", "/dev/x1": None}
 
 
-def test_vendors_have_the_variables_of_their_own_libraries() -> None:
+def test_each_vendors_line_has_its_own_environment_flag() -> None:
     entries = [
         Entry(vendor, "x", ("/dev/x0",)) for vendor in ("nvidia", "amd", "intel_gpu", "gaudi")
     ]
@@ -114,7 +114,7 @@ def test_vendors_have_the_variables_of_their_own_libraries() -> None:
     ]  # fmt: skip
 
 
-def test_a_machine_without_devices_says_so() -> None:
+def test_a_machine_without_devices_gets_no_gres_lines() -> None:
     written = text([], "n1")
     assert devices(written) == []
     assert "Gres=" not in written
@@ -123,19 +123,19 @@ def test_a_machine_without_devices_says_so() -> None:
 @pytest.mark.parametrize(
     "path", ["/a b/nvidia0", "/d[0-7]/x", "/d,/dev/sda", '/"/x', "/#/x", "/a\n/x"]
 )
-def test_paths_that_slurm_would_read_otherwise(path: str) -> None:
+def test_paths_that_gres_conf_cannot_express_are_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="can't express the path"):
         text([Entry("nvidia", "h100", (path,))], "n1")
 
 
 @pytest.mark.parametrize("node", ["", "a b", "n1\nx", "n#1", "-n", "n=1"])
-def test_names_that_no_node_has(node: str) -> None:
+def test_invalid_node_names_are_refused(node: str) -> None:
     with pytest.raises(ConfigError, match="NodeName"):
         text([], node)
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_ranges_mean_the_numbers(numbers: set[int]) -> None:
+def test_written_ranges_stand_for_exactly_the_given_numbers(numbers: set[int]) -> None:
     found: set[int] = set()
     for part in ranges([*numbers]).split(",") if numbers else ():
         first, _, last = part.partition("-")
@@ -168,7 +168,7 @@ def machine(sys: Path, sockets: list[str], threads: dict[int, str], local: str) 
     return Cores(str(sys))
 
 
-def test_cpus_that_alternate_between_sockets(tmp_path: Path) -> None:
+def test_alternating_cpus_are_numbered_by_core_as_slurm_does(tmp_path: Path) -> None:
     cores = machine(tmp_path, ["0,2,4,6", "1,3,5,7"], {}, "1,3,5,7")
     assert cores.near(GPU) == "4-7"
 
@@ -179,7 +179,7 @@ def test_two_threads_are_one_core(tmp_path: Path) -> None:
     assert cores.near(GPU) == "2-3"
 
 
-def test_all_cores_are_not_written(tmp_path: Path) -> None:
+def test_cores_are_omitted_when_all_are_near(tmp_path: Path) -> None:
     assert machine(tmp_path, ["0-3"], {}, "0-3").near(GPU) == ""
 
 
@@ -189,7 +189,7 @@ def test_unknown_gpu_locality_gives_no_cores(tmp_path: Path) -> None:
     assert Cores(str(tmp_path / "none")).near(GPU) == ""
 
 
-def test_the_node_of_memory_says_it_as_well(tmp_path: Path) -> None:
+def test_near_cores_are_found_by_the_numa_node_too(tmp_path: Path) -> None:
     cores = machine(tmp_path / "sys", ["0-3", "4-7"], {}, "")
     write(tmp_path / f"driver/sys/bus/pci/devices/{GPU}/numa_node", "1")
     assert cores.near(GPU, (f"{tmp_path}/driver",)) == "4-7"
@@ -197,7 +197,7 @@ def test_the_node_of_memory_says_it_as_well(tmp_path: Path) -> None:
     assert cores.near(GPU, (f"{tmp_path}/driver",)) == ""
 
 
-def test_lists() -> None:
+def test_cpu_lists_are_parsed_and_malformed_ones_are_empty() -> None:
     assert parse("0-2,5") == {0, 1, 2, 5}
     for odd in ("", "x", "1-", "-1", "0-99999999", "1,,2", "\u0663"):
         assert parse(odd) == set()

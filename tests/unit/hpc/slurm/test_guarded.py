@@ -31,7 +31,7 @@ NULL = "Name=gpu File=/dev/null\n"
         "xConstrainDevices=yes\n",
     ],
 )  # fmt: skip
-def test_without_slurms_protection_nothing_is_asked(text: str, tmp_path: Path) -> None:
+def test_slurm_without_constraindevices_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="every job may open every device"):
         guarded(str(slurms_files(tmp_path, cgroup=text)))
 
@@ -44,7 +44,7 @@ def test_without_slurms_protection_nothing_is_asked(text: str, tmp_path: Path) -
         "ConstrainDevices=no\nConstrainDevices=yes\n# include x\n",
     ],
 )
-def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
+def test_constraindevices_is_recognised(text: str, tmp_path: Path) -> None:
     assert guarded(str(slurms_files(tmp_path, cgroup=text)))
 
 
@@ -62,7 +62,7 @@ def test_slurms_protection_is_seen(text: str, tmp_path: Path) -> None:
         "Include more\nTaskPlugin=task/affinity\n",
     ],
 )
-def test_without_the_plugin_that_guards_them(text: str, tmp_path: Path) -> None:
+def test_slurm_without_the_task_cgroup_plugin_is_refused(text: str, tmp_path: Path) -> None:
     """ConstrainDevices=yes by itself keeps no job from a device."""
     with pytest.raises(ConfigError, match=r"slurm\.conf has no task/cgroup"):
         guarded(str(slurms_files(tmp_path, slurm=text)))
@@ -78,12 +78,12 @@ def test_without_the_plugin_that_guards_them(text: str, tmp_path: Path) -> None:
         "Include more\n",  # which may have it
     ],
 )
-def test_the_plugin_that_guards_them_is_seen(text: str, tmp_path: Path) -> None:
+def test_the_task_cgroup_plugin_is_recognised(text: str, tmp_path: Path) -> None:
     assert guarded(str(slurms_files(tmp_path, slurm=text)))
 
 
 @pytest.mark.parametrize("name", ["cgroup", "gres"])
-def test_another_file_may_say_otherwise(name: str, tmp_path: Path) -> None:
+def test_a_slurm_file_that_includes_another_is_refused(name: str, tmp_path: Path) -> None:
     path = slurms_files(tmp_path)
     with (tmp_path / f"{name}.conf").open("a") as file:
         file.write("ConstrainDevices=yes\ninclude more.conf\n")
@@ -92,14 +92,14 @@ def test_another_file_may_say_otherwise(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cgroup", "slurm", "gres"])
-def test_a_file_that_is_not_there(name: str, tmp_path: Path) -> None:
+def test_a_missing_slurm_file_is_refused(name: str, tmp_path: Path) -> None:
     path = slurms_files(tmp_path)
     (tmp_path / f"{name}.conf").unlink()
     with pytest.raises(ConfigError, match=f"{name}.conf can't be read"):
         guarded(str(path))
 
 
-def test_devices_are_those_of_gres_conf_whatever_their_paths_are(tmp_path: Path) -> None:
+def test_devices_in_gres_conf_are_matched_by_number_not_path(tmp_path: Path) -> None:
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
     text = f"NodeName={HOST} Name=gpu MultipleFiles={link},/dev/gone # File=/dev/zero\n"
@@ -143,19 +143,21 @@ def test_autodetect_in_gres_conf_counts_every_device_as_guarded(tmp_path: Path) 
         (f"AutoDetect=nvml\nNodeName=other AutoDetect=off\nNodeName={HOST} {NULL}", True),
     ],
 )
-def test_lines_by_which_slurm_guards_nothing_here(gres: str, has: bool, tmp_path: Path) -> None:
+def test_only_gres_lines_that_apply_to_this_node_guard_devices(
+    gres: str, has: bool, tmp_path: Path
+) -> None:
     slurm = f"{PLUGIN}GresTypes=gpu,npu\nNodeName={HOST} Gres=gpu:1,npu:1\n"
     assert guarded(str(slurms_files(tmp_path, slurm=slurm, gres=gres))).has(["/dev/null"]) is has
 
 
-def test_a_node_with_another_name_than_its_machine(tmp_path: Path) -> None:
+def test_a_node_is_matched_by_its_nodehostname(tmp_path: Path) -> None:
     slurm = f"{PLUGIN}GresTypes=gpu\nNodeName=n[1-2] NodeHostname=far,{HOST} Gres=gpu:1\n"
     for node, has in (("n1", False), ("n2", True), (HOST, False)):
         conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName={node} {NULL}")
         assert guarded(str(conf)).has(["/dev/null"]) is has
 
 
-def test_a_node_that_slurm_conf_does_not_name(tmp_path: Path) -> None:
+def test_a_node_with_devices_missing_from_slurm_conf_is_refused(tmp_path: Path) -> None:
     """With its files here, nothing says whether Slurm guards devices; a CPU node has none."""
     for more in ("Include nodes.conf\n", "GresTypes=gpu\n"):
         slurm = PLUGIN + more
@@ -179,14 +181,16 @@ def test_a_node_that_slurm_conf_does_not_name(tmp_path: Path) -> None:
         f"NodeName={HOST}\n",
     ],
 )
-def test_a_node_with_fewer_devices_than_gres_conf_has(text: str, tmp_path: Path) -> None:
+def test_fewer_devices_in_slurm_conf_than_in_gres_conf_are_refused(
+    text: str, tmp_path: Path
+) -> None:
     """Slurm guards only as many as slurm.conf says, and leaves the others open."""
     gres = "Name=gpu File=/dev/null\nName=gpu MultipleFiles=/dev/zero,/dev/full\n"
     with pytest.raises(ConfigError, match=r"2 devices of this node and slurm.conf [01],"):
         guarded(str(slurms_files(tmp_path, slurm=PLUGIN + text, gres=gres)))
 
 
-def test_a_node_where_slurm_finds_none(tmp_path: Path) -> None:
+def test_a_node_without_gres_has_no_guarded_devices(tmp_path: Path) -> None:
     slurm = f"{PLUGIN}GresTypes=gpu\nNodeName={HOST}\n"
     found = guarded(str(slurms_files(tmp_path, slurm=slurm, gres="AutoDetect=nvml\n")))
     assert not found.has_any
@@ -206,7 +210,7 @@ def test_a_node_where_slurm_finds_none(tmp_path: Path) -> None:
         ("", 0),
     ],
 )
-def test_devices_of_a_node(gres: str, number: int) -> None:
+def test_gres_counts_of_a_node_are_parsed(gres: str, number: int) -> None:
     assert count(gres) == number
 
 
@@ -223,10 +227,10 @@ def test_devices_of_a_node(gres: str, number: int) -> None:
         ("", []),
     ],
 )
-def test_names_as_slurm_lists_them(text: str, names: list[str]) -> None:
+def test_slurms_device_lists_are_expanded(text: str, names: list[str]) -> None:
     assert expanded(text) == names
 
 
-def test_a_list_has_an_end() -> None:
+def test_expansion_of_a_huge_device_list_is_bounded() -> None:
     assert len(expanded("/dev/x[0-999999999]", 1 << 12)) <= 1 << 13
     assert len(expanded("/dev/x[0-999][0-999][0-999]", 1 << 12)) <= 1 << 13

@@ -37,7 +37,7 @@ def asked(mine: list[Owned], *env: str, every: list[Owned] | None = None) -> dic
     return dict(entry.split("=", 1) for entry in found)
 
 
-def test_the_devices_of_the_job_and_no_other() -> None:
+def test_a_job_requests_exactly_its_own_devices() -> None:
     found = asked(owned("0", "2"), "A=1", "NVIDIA_VISIBLE_DEVICES=all")
     assert found["NVIDIA_VISIBLE_DEVICES"] == ",".join(each.device.id for each in owned("0", "2"))
     assert found["A"] == "1"
@@ -54,13 +54,13 @@ def test_every_entry_of_a_variable_is_replaced() -> None:
     assert {*made.data["process"]["env"]} == {f"NVIDIA_VISIBLE_DEVICES={owned('1')[0].device.id}"}
 
 
-def test_a_job_without_a_device_asks_for_none() -> None:
+def test_a_job_without_a_device_requests_none() -> None:
     """An image from before the variables asks for all by not having one."""
     assert asked([], "CUDA_VERSION=11.0")["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert asked([], "NVIDIA_VISIBLE_DEVICES=all", every=[])["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
-def test_vendors_that_are_not_here_are_not_mentioned() -> None:
+def test_variables_of_missing_vendors_are_voided_but_never_added() -> None:
     assert asked(owned("0")).keys() == {"NVIDIA_VISIBLE_DEVICES"}
     assert asked(owned("0"), "AMD_VISIBLE_DEVICES=all")["AMD_VISIBLE_DEVICES"] == "void"
 
@@ -73,14 +73,16 @@ def test_vendors_that_are_not_here_are_not_mentioned() -> None:
         (machine(gpu(3, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22)))), ("3:1",), "MIG-00000001-0000"),
     ],
 )
-def test_numbers_are_those_of_the_container(inventory: Any, labels: Any, expected: str) -> None:
+def test_library_variables_number_the_jobs_devices_from_0(
+    inventory: Any, labels: Any, expected: str
+) -> None:
     mine = owned(*labels, inventory=inventory)
     found = asked(mine, "CUDA_VISIBLE_DEVICES=6,7", "ROCR_VISIBLE_DEVICES=6,7")
     assert found["CUDA_VISIBLE_DEVICES"] == expected
     assert found["ROCR_VISIBLE_DEVICES"] == ""
 
 
-def test_a_part_needs_the_nodes_of_its_whole_and_of_itself() -> None:
+def test_a_mig_device_needs_its_own_nodes_and_its_gpus() -> None:
     inventory = machine(gpu(3, 3, (mig(0, 1, 12, 13),)))
     (found,) = owned(inventory=inventory)
     caps = [f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in (12, 13)]
@@ -88,7 +90,7 @@ def test_a_part_needs_the_nodes_of_its_whole_and_of_itself() -> None:
     assert found.model == "NVIDIA H200 MIG 1g.18gb"
 
 
-def test_files_are_below_the_driver_root(tmp_path: Path) -> None:
+def test_device_files_are_below_the_driver_root(tmp_path: Path) -> None:
     inventory = paper.machine("amd", tmp_path, 2)
     found = owned(inventory=inventory, vendor=contract.load(registry.KNOWN["amd"]))
     assert len(found) == 2
@@ -106,7 +108,7 @@ def test_a_jobs_device_id_selects_that_device_alone(name: str, tmp_path: Path) -
         assert select([each.device.id], inventory, names, spaces) == (each.device,)
 
 
-def test_the_kernel_is_asked(tmp_path: Path) -> None:
+def test_access_to_a_device_is_decided_by_opening_it(tmp_path: Path) -> None:
     assert job.answer("/dev/null") == 0
     with pytest.raises(RequestError, match="No such file"):
         job.answer(str(tmp_path / "gone"))

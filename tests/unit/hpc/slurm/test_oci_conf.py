@@ -15,13 +15,13 @@ PROGRAMS = ("/usr/bin/gpuhook", "/usr/bin/gpu-py")
 FOLDER = "/run/slurm-containers"
 
 
-def test_the_page_shows_what_is_written() -> None:
+def test_the_slurm_page_shows_the_written_lines() -> None:
     page = (REPOSITORY / "docs/schedulers/slurm.md").read_text()
     shown = re.findall(r"^ +(RunTime\w+=.*)$", page, re.MULTILINE)
     assert oci_conf.text(*PROGRAMS, FOLDER).splitlines() == shown
 
 
-def test_other_folders_and_files() -> None:
+def test_other_folders_and_files_are_quoted_in_oci_conf() -> None:
     text = oci_conf.text(
         "/opt/a b/gpuhook", "/opt/gpu-py", "/srv/jobs/", "/etc/slurm-2/cgroup.conf"
     )
@@ -33,14 +33,14 @@ def test_other_folders_and_files() -> None:
 
 @pytest.mark.parametrize("path", ['/a"b', "/a%b", "/a\nb", "/a$b", "/a`b", "/a\\b", "a/b", ""])
 @pytest.mark.parametrize("at", range(3))
-def test_a_path_that_slurm_or_a_shell_would_read_otherwise(path: str, at: int) -> None:
+def test_paths_unsafe_for_slurm_or_the_shell_are_refused(path: str, at: int) -> None:
     paths = [*PROGRAMS, FOLDER]
     paths[at] = path
     with pytest.raises(RequestError, match=r"can't be in oci\.conf"):
         oci_conf.text(*paths)
 
 
-def test_the_command_writes_the_file_once(tmp_path: Path) -> None:
+def test_an_unchanged_oci_conf_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "oci.conf"
     said = []
     for _ in range(2):

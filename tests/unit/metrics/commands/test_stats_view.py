@@ -95,12 +95,12 @@ def test_a_pod_known_only_from_the_kubelet_is_listed() -> None:
     assert names == [("", "p"), ("c1", "train"), ("", "")]
 
 
-def test_nothing_there() -> None:
+def test_a_snapshot_without_devices_shows_one_message() -> None:
     assert printed(Snapshot()) == [["No", "devices."]]
     assert len(printed(Snapshot((GPU,)))) == 2
 
 
-def test_bars_are_as_full_as_the_device() -> None:
+def test_bars_show_the_use_of_the_device() -> None:
     lines = [line for line in drawn(LOOK, 130, colours=True) if "H200  " in line]
     assert "\x1b[32m━━━━━━━" in lines[0]  # 60 % used
     assert "\x1b[33m━━━━━━━━━" in lines[0]  # 75 % full
@@ -109,7 +109,7 @@ def test_bars_are_as_full_as_the_device() -> None:
 
 @pytest.mark.parametrize("width", [1, 7, 20, 44, 72, 110, 300])
 @pytest.mark.parametrize("height", [1, 12, 60])
-def test_every_size_holds_it(width: int, height: int) -> None:
+def test_the_view_fits_every_terminal_size(width: int, height: int) -> None:
     for look in (LOOK, MANY, replace(LOOK, problems=("The driver hangs",))):
         lines = drawn(look, width, height)
         assert max(map(len, lines)) <= width
@@ -143,7 +143,7 @@ PROCESSES = replace(
 )
 
 
-def test_each_process() -> None:
+def test_processes_are_listed_and_written_as_json() -> None:
     """The hungriest first; a user that this machine doesn't know is a number."""
     header = "PID USER GPU SM MEMORY CPU HOST MEMORY TIME COMMAND CONTAINER"
     assert [" ".join(line) for line in printed(PROCESSES)[-4:]] == [
@@ -170,7 +170,9 @@ def test_each_process() -> None:
         ("time", "789", ["podman", "team", "web"]),
     ],
 )
-def test_rows_are_sorted(order: str, processes: str, containers: list[str]) -> None:
+def test_rows_are_sorted_in_the_chosen_order(
+    order: str, processes: str, containers: list[str]
+) -> None:
     """The largest first, unknown values last, and after all containers what is in none."""
     assert order in ORDERS.values()
     with redirect_stdout(io.StringIO()) as file:
@@ -243,7 +245,7 @@ LONG = replace(
 
 
 @pytest.mark.parametrize("width", [*range(40, 90), 100, 120, 150, 200])
-def test_a_device_is_one_line(width: int) -> None:
+def test_each_device_takes_one_line_at_any_width(width: int) -> None:
     """On a terminal and printed: no line is too long, and models in parts are told apart."""
     with redirect_stdout(io.StringIO()) as file:
         show(tables(LONG, width, bars=True))
@@ -260,14 +262,14 @@ def test_a_device_is_one_line(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_printed_names_are_whole(width: int) -> None:
+def test_names_in_printed_tables_are_not_truncated(width: int) -> None:
     with redirect_stdout(io.StringIO()) as file:
         show(tables(PROCESSES, width, bars=True))
     words = file.getvalue().split()
     assert {"podman:eeeeeeeeeeee", "team/train/main", "web\\x1b[2J", "bad\\x1b[2J"} <= {*words}
 
 
-def test_history() -> None:
+def test_the_history_shows_recent_utilization() -> None:
     history = History()
     for number in range(40):
         history.add(replace(LOOK, devices=(replace(GPU, utilization=number / 39), PART)))
@@ -283,7 +285,7 @@ def test_history() -> None:
     assert " ▅ " in file.getvalue()
 
 
-def test_json() -> None:
+def test_a_snapshot_as_json_has_all_values() -> None:
     found = json.loads(json.dumps(as_json(replace(LOOK, problems=("?",)), 1.23456)))
     assert (found["time"], found["problems"]) == (1.235, ["?"])
     gpu, part = found["devices"]

@@ -101,7 +101,7 @@ def test_no_device_is_allocated_while_a_record_is_unreadable(records: Records, d
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
 @pytest.mark.parametrize("how", ["mode", "owner", "link"])
-def test_a_folder_that_others_may_change(records: Records, how: str) -> None:
+def test_a_ledger_folder_changeable_by_others_is_refused(records: Records, how: str) -> None:
     """They would say which devices are free."""
     folder = Path(records.folder)
     if how == "mode":
@@ -139,7 +139,7 @@ def test_records_of_an_earlier_boot_are_ignored(records: Records) -> None:
     assert records.mps() is None
 
 
-def test_a_newer_version_s_record_counts(records: Records) -> None:
+def test_a_record_of_a_newer_version_is_read(records: Records) -> None:
     path = written(records)
     data = json.loads(path.read_text())
     data["since"] = [1]
@@ -152,7 +152,7 @@ def test_a_newer_version_s_record_counts(records: Records) -> None:
 
 
 @pytest.mark.parametrize("step", [-1e6, 0.0, 1e6])
-def test_a_lease_is_as_old_as_it_is(
+def test_a_leases_age_is_unaffected_by_clock_changes(
     records: Records, step: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever becomes of the time of the day meanwhile."""
@@ -168,7 +168,7 @@ def test_a_lease_is_as_old_as_it_is(
     "a lease of the device plugin's stays while a newer one can't be written",
     instead="folder.remove(record.key)\n<the statement>",
 )
-def test_a_lease_outlives_one_that_cannot_be_written(
+def test_a_lease_stays_while_a_newer_one_cannot_be_written(
     records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container may have another replica of the device."""
@@ -188,7 +188,7 @@ def test_a_lease_outlives_one_that_cannot_be_written(
     "record-owner", "a record counts for the owner that its name says", instead="is_its = True"
 )
 @pytest.mark.parametrize("name", ["uid", "driver", "owner"])
-def test_a_record_is_of_the_owner_that_its_name_says(records: Records, name: str) -> None:
+def test_a_record_under_another_owners_name_is_an_error(records: Records, name: str) -> None:
     """One that was copied, or put there for another claim, says nothing of either."""
     path = written(records)
     other = {
@@ -206,7 +206,7 @@ def test_a_record_is_of_the_owner_that_its_name_says(records: Records, name: str
         records.check_readable()
 
 
-def test_owners_and_what_is_in_their_way(records: Records) -> None:
+def test_a_part_conflicts_with_its_gpu_and_shares_do_not_conflict(records: Records) -> None:
     """A device and its parts, of any owner; neither who only looks nor shares of one device."""
     with records.locked():
         records.write(mps_record(records))

@@ -18,7 +18,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("pattern", WRITERS)
-def test_only_the_ledger_changes_devices(pattern: str) -> None:
+def test_device_settings_are_changed_only_by_known_modules(pattern: str) -> None:
     found = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")

@@ -22,7 +22,7 @@ KEPT = ManagedSpecs("/etc/cdi", None, "yaml", ("docker", "podman"), "/opt/bin/gp
 FAILURE = Failure(1_700_000_000.5, "nvidia.com/gpu", "NVML didn't answer", "Wait")
 
 
-def test_nothing_is_remembered_at_first(tmp_path: Path) -> None:
+def test_a_new_state_folder_has_no_saved_state(tmp_path: Path) -> None:
     assert kept(str(tmp_path / "state")) is None
     assert last_errors(str(tmp_path / "state")) == []
 
@@ -39,14 +39,14 @@ def test_saved_cdi_state_is_read_back(tmp_path: Path) -> None:
     assert set(entry) == {"time", "kind", "error", "remedy"}
 
 
-def test_success_clears_the_error(tmp_path: Path) -> None:
+def test_a_successful_refresh_clears_the_saved_error(tmp_path: Path) -> None:
     save_errors(str(tmp_path), [FAILURE])
     save_errors(str(tmp_path), [])
     assert last_errors(str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_is_forgotten(tmp_path: Path) -> None:
+def test_forgetting_removes_all_saved_files(tmp_path: Path) -> None:
     save(str(tmp_path), KEPT)
     save_errors(str(tmp_path), [FAILURE])
     for _ in range(2):

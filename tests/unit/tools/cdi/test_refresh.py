@@ -34,14 +34,14 @@ def kept(folder: Path) -> ManagedSpecs:
     return ManagedSpecs(str(folder), None, "yaml", ("podman",), HOOK)
 
 
-def test_a_document_is_ours_by_its_hook(document: Document) -> None:
+def test_a_cdi_spec_is_recognised_as_ours_by_its_hook(document: Document) -> None:
     assert is_ours(document)
     theirs = copy.deepcopy(document)
     theirs["containerEdits"]["hooks"][0]["path"] = "/usr/bin/nvidia-cdi-hook"
     assert not is_ours(theirs)
 
 
-def test_a_document_without_a_hook_is_ours_by_what_it_tells_others(document: Document) -> None:
+def test_a_cdi_spec_without_a_hook_is_recognised_by_its_variables(document: Document) -> None:
     """Of a vendor whose devices are only nodes."""
     del document["containerEdits"]["hooks"]
     assert is_ours(document)
@@ -50,7 +50,7 @@ def test_a_document_without_a_hook_is_ours_by_what_it_tells_others(document: Doc
     assert not is_ours({"kind": names.KIND, "devices": []})
 
 
-def test_only_what_is_ours_is_removed(document: Document, tmp_path: Path) -> None:
+def test_only_our_own_cdi_specs_are_removed(document: Document, tmp_path: Path) -> None:
     path = write(tmp_path / "nvidia.com-gpu.yaml", document)
     write(tmp_path / "nvidia.yaml", document)
     assert [change.path for change in removable(kept(tmp_path))] == [str(path)]
@@ -67,7 +67,7 @@ def test_only_what_is_ours_is_removed(document: Document, tmp_path: Path) -> Non
     assert removable(kept(tmp_path)) == []
 
 
-def test_documents_that_name_a_hook(document: Document, tmp_path: Path) -> None:
+def test_cdi_specs_that_name_a_hook_are_found(document: Document, tmp_path: Path) -> None:
     hook = tmp_path / "bin/gpuhook-cdi-hook"
     hook.parent.mkdir()
     hook.touch()
@@ -86,6 +86,6 @@ def test_documents_that_name_a_hook(document: Document, tmp_path: Path) -> None:
     assert found == [str(folder / "a.yaml"), str(folder / "b.yaml")]
 
 
-def test_nothing_is_made_where_nothing_is_installed(tmp_path: Path) -> None:
+def test_a_refresh_without_an_installation_writes_nothing(tmp_path: Path) -> None:
     assert refresh(str(tmp_path / "state")) is None
     assert list(tmp_path.iterdir()) == []

@@ -18,28 +18,28 @@ def moved(case: Case, relative_to: str) -> Any:
 
 
 @pytest.mark.vectors("cdi_transform", "cdi.transform_host")
-def test_paths_of_the_host(case: Case) -> None:
+def test_transformed_host_paths_match_the_vectors(case: Case) -> None:
     assert moved(case, "host") == case["expected"]["document"]
 
 
 @pytest.mark.vectors("cdi_transform", "cdi.transform_container")
-def test_paths_of_the_container(case: Case) -> None:
+def test_transformed_container_paths_match_the_vectors(case: Case) -> None:
     assert moved(case, "container") == case["expected"]["document"]
 
 
 @pytest.mark.vectors("cdi_transform", "cdi.transform_path_more")
-def test_paths(case: Case) -> None:
+def test_transformed_paths_match_the_detailed_vectors(case: Case) -> None:
     move = transform.mover(case["input"]["from"], case["input"]["to"])
     assert move(case["input"]["path"]) == case["expected"]["path"]
 
 
 @pytest.mark.vectors("cdi", "cdi.transform_path")
-def test_paths_in_short(case: Case) -> None:
-    test_paths(case)
+def test_transformed_paths_match_the_short_vectors(case: Case) -> None:
+    test_transformed_paths_match_the_detailed_vectors(case)
 
 
 @pytest.mark.vectors("cdi", "cdi.transform_hook")
-def test_hooks(case: Case) -> None:
+def test_transformed_hooks_match_the_vectors(case: Case) -> None:
     given = case["input"]
     hook = {key: given[key] for key in ("hookName", "path", "args")}
     document = {"containerEdits": {"hooks": [hook]}}
@@ -57,7 +57,7 @@ def two_roots(document: Case, driver: tuple[str, str], dev: tuple[str, str]) -> 
 
 
 @pytest.mark.vectors("cdi_transform", "cdi.transform_driver_document")
-def test_two_calls_move_two_roots(case: Case) -> None:
+def test_moving_two_roots_matches_the_detailed_vectors(case: Case) -> None:
     given = case["input"]
     dev = (given["dev_root"], given["dev_to"])
     found = two_roots(given["document"], (given["driver_root"], given["to"]), dev)
@@ -66,7 +66,7 @@ def test_two_calls_move_two_roots(case: Case) -> None:
 
 
 @pytest.mark.vectors("cdi", "cdi.transform_driver")
-def test_two_calls_move_two_roots_in_short(case: Case) -> None:
+def test_moving_two_roots_matches_the_short_vectors(case: Case) -> None:
     given = case["input"]
     mount = {"hostPath": given["mount_host"], "containerPath": "/m"}
     node = {"hostPath": given["node_host"], "path": "/n"}
@@ -84,7 +84,7 @@ def with_node(node: Case, version: str | None = "0.3.0") -> Case:
     return {**head, "kind": "a.com/b", "devices": [device]}
 
 
-def test_devices_are_moved_too_and_the_version_with_them() -> None:
+def test_moved_device_nodes_raise_the_cdi_version() -> None:
     given = with_node({"path": "/dev/a"})
     found = transform.root(given, "/", "/host", "host")
     assert found == with_node({"path": "/dev/a", "hostPath": "/host/dev/a"}, "0.5.0")
@@ -92,23 +92,23 @@ def test_devices_are_moved_too_and_the_version_with_them() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "v0.6.0", "1.0.0"])
-def test_a_version_that_suffices_stays(version: str) -> None:
+def test_a_sufficient_cdi_version_stays_unchanged(version: str) -> None:
     given = with_node({"path": "/dev/a", "hostPath": "/drv/dev/a"}, version)
     assert transform.root(given, "/drv", "/", "host")["cdiVersion"] == version
 
 
-def test_nothing_is_added_where_nothing_moves() -> None:
+def test_a_cdi_spec_without_moved_paths_stays_unchanged() -> None:
     given = with_node({"path": "/dev/a"})
     assert transform.root(given, "/drv", "/other", "host") == given
     assert transform.root(given, "/", "/", "host") == given
 
 
-def test_a_node_moved_in_the_container_stays_where_it_is_on_the_host() -> None:
+def test_a_node_moved_in_the_container_keeps_its_host_path() -> None:
     found = transform.root(with_node({"path": "/drv/dev/a"}), "/drv", "/", "container")
     assert found == with_node({"path": "/dev/a", "hostPath": "/drv/dev/a"}, "0.5.0")
 
 
 @pytest.mark.parametrize(("old", "new"), [("", "/a"), ("a", "/a"), ("/a", "b/c")])
-def test_roots_are_whole_paths(old: str, new: str) -> None:
+def test_relative_roots_are_refused(old: str, new: str) -> None:
     with pytest.raises(CdiError, match="isn't an absolute path"):
         transform.mover(old, new)

@@ -26,7 +26,7 @@ def text(system: Path, command: str = "/opt/bin/gpuhook", state: str = "/var/lib
     return (change.new or b"").decode()
 
 
-def test_the_rule_knows_every_vendor() -> None:
+def test_the_udev_rule_matches_every_vendor() -> None:
     modules, devices = lines(RULES)
     words = [word for names in KNOWN.values() for word in names.DRIVER_WORDS]
     [found] = re.findall(r'SUBSYSTEM=="module", KERNEL=="([^"]*)"', modules)
@@ -36,17 +36,17 @@ def test_the_rule_knows_every_vendor() -> None:
     assert set(found.split("|")) == {f"{each}:*" for each in ids}
 
 
-def test_an_event_while_it_runs_is_not_lost() -> None:
+def test_an_event_during_a_refresh_restarts_the_service() -> None:
     for line in lines(RULES):
         assert line.endswith(f'RUN+="/bin/systemctl --no-block restart {SERVICE}"')
 
 
-def test_every_file_is_there() -> None:
+def test_every_unit_file_exists() -> None:
     assert {path.name for path in SOURCES.iterdir()} == {*units.FILES}
     assert set(units.ENABLED) == {SERVICE, "gpuhook-cdi-refresh.path"}
 
 
-def test_paths_of_this_installation(tmp_path: Path) -> None:
+def test_units_contain_the_paths_of_this_installation(tmp_path: Path) -> None:
     found = text(tmp_path)
     assert "\nExecStart=/opt/bin/gpuhook cdi refresh\n" in found
     assert "\nConditionPathExists=/var/lib/gpuhook/cdi.json\n" in found
@@ -55,7 +55,7 @@ def test_paths_of_this_installation(tmp_path: Path) -> None:
     assert "\nConditionPathExists=/srv/state/cdi.json\n" in found
 
 
-def test_paths_that_systemd_would_take_apart(tmp_path: Path) -> None:
+def test_special_characters_in_unit_paths_are_escaped(tmp_path: Path) -> None:
     found = text(tmp_path, '/o p/100%/$x"/gpuhook', "/s t/50%")
     command = r'"/o p/100%%/$$x\"/gpuhook" cdi refresh --state-dir "/s t/50%%"'
     assert f"\nExecStart={command}\n" in found
@@ -73,7 +73,7 @@ def test_units_shipped_by_the_package_are_not_written_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", units.FILES)
-def test_an_administrators_own_file_stays(name: str, tmp_path: Path) -> None:
+def test_an_administrators_own_unit_file_is_kept_with_a_warning(name: str, tmp_path: Path) -> None:
     path = tmp_path / units.FILES[name][0][1:] / name
     path.parent.mkdir(parents=True)
     path.write_text("# mine\n")

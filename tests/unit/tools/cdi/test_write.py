@@ -51,7 +51,7 @@ def test_unambiguous_yaml_strings_are_not_quoted(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_text_is_read_back(text: str) -> None:
+def test_any_text_in_a_cdi_spec_is_read_back(text: str) -> None:
     made = write.to_text(document(text), "yaml")
     assert yaml.safe_load(made) == document(text)
     # Without any reader's idea of what a word means, too: the quotes are what counts.
@@ -60,7 +60,7 @@ def test_any_text_is_read_back(text: str) -> None:
     assert json.loads(write.to_text(document(text), "json")) == document(text)
 
 
-def test_yaml_begins_as_documents_do_and_keeps_the_order() -> None:
+def test_yaml_starts_with_a_marker_and_keeps_the_key_order() -> None:
     shared = {"path": "/dev/a"}
     made = write.to_text({"kind": "a/b", "a": [shared, shared], "number": 432}, "yaml")
     assert made.startswith("---\nkind: a/b\n")
@@ -68,7 +68,7 @@ def test_yaml_begins_as_documents_do_and_keeps_the_order() -> None:
     assert "&" not in made
 
 
-def test_names_of_files() -> None:
+def test_file_names_are_derived_from_the_kind() -> None:
     assert write.file_name("nvidia.com/gpu", "yaml") == "nvidia.com-gpu.yaml"
     assert write.file_name("a.com/b", "json") == "a.com-b.json"
 
@@ -88,7 +88,7 @@ def test_a_written_file_is_world_readable_despite_the_umask(tmp_path: Path) -> N
     assert os.listdir(path.parent) == ["a.yaml"]
 
 
-def test_a_file_that_only_some_can_read_becomes_readable(tmp_path: Path) -> None:
+def test_an_unreadable_cdi_spec_file_becomes_world_readable(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("a")
     path.chmod(0o600)
@@ -96,7 +96,7 @@ def test_a_file_that_only_some_can_read_becomes_readable(tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_file_that_says_the_same_stays(tmp_path: Path) -> None:
+def test_a_file_with_the_same_text_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     assert write.write(str(path), "a")
     before = path.stat()
@@ -125,7 +125,7 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.yaml"]
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CdiError, match="can't be written"):
         write.write(str(tmp_path / "file/a.yaml"), "a")
@@ -146,7 +146,7 @@ def refused_to_nobody(path: Path) -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_folder_that_is_not_ours() -> None:
+def test_a_folder_without_write_permission_is_refused() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.yaml")
         path.write_text("old")
@@ -172,7 +172,7 @@ def test_a_world_writable_folder_is_refused(tmp_path: Path) -> None:
     "a CDI document is replaced as a whole",
     instead="open(path, 'wb').write(data)",
 )
-def test_readers_see_the_old_or_the_new_file_and_no_other(tmp_path: Path) -> None:
+def test_readers_see_either_the_old_or_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     texts = ["a" * 100_000, "b" * 100_000]
     write.write(str(path), texts[0])

@@ -45,7 +45,7 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_list_as_json(machine: Path) -> None:
+def test_cdi_list_prints_devices_and_problems_as_json(machine: Path) -> None:
     done = run("list", "--config", machine / "config.toml", "--format", "json")
     etc = machine / "etc"
     assert done.exit_code == 0
@@ -65,7 +65,7 @@ def test_list_as_json(machine: Path) -> None:
     }
 
 
-def test_list_as_text(machine: Path) -> None:
+def test_cdi_list_prints_devices_and_problems_as_text(machine: Path) -> None:
     done = run("list", "--config", machine / "config.toml")
     etc = machine / "etc"
     conflict = f"vendor.com/gpu=0 is in {etc}/good.json and {etc}/twin.json"
@@ -84,7 +84,7 @@ def test_list_as_text(machine: Path) -> None:
     ]
 
 
-def test_folders_of_the_command_line_replace_the_configurations(machine: Path) -> None:
+def test_command_line_folders_replace_configured_ones(machine: Path) -> None:
     for name, device in (("a", "x"), ("b", "x")):
         (machine / name).mkdir()
         (machine / name / "x.json").write_text(json.dumps(of(device)))
@@ -96,7 +96,7 @@ def test_folders_of_the_command_line_replace_the_configurations(machine: Path) -
     assert found["conflicts"] == found["errors"] == found["ignored"] == []
 
 
-def test_names_that_could_steer_a_terminal_are_escaped(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "a\x1b[31m.json").write_text(json.dumps(of("x")))
     (tmp_path / "b\x1b[31m.yaml").write_text("{")
     (tmp_path / "c\x1b[31m").touch()
@@ -109,13 +109,13 @@ def test_names_that_could_steer_a_terminal_are_escaped(tmp_path: Path) -> None:
         assert done.exit_code == (words == ["validate"])
 
 
-def test_nothing_to_list(tmp_path: Path) -> None:
+def test_cdi_list_without_devices_prints_one_sentence(tmp_path: Path) -> None:
     done = run("list", "--spec-dir", tmp_path)
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"There are no CDI devices in {tmp_path}.\n"
 
 
-def test_validate_of_folders(machine: Path) -> None:
+def test_validate_reports_all_errors_in_the_folders(machine: Path) -> None:
     words = ("--config", machine / "config.toml")
     done = run("validate", *words)
     assert (done.exit_code, done.stdout) == (1, "")
@@ -126,7 +126,7 @@ def test_validate_of_folders(machine: Path) -> None:
     assert (done.exit_code, done.stdout) == (0, "1 CDI spec checked, no errors\n")
 
 
-def test_validate_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_validate_reports_a_missing_folder(tmp_path: Path) -> None:
     done = run("validate", "--spec-dir", tmp_path / "none")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == f"error: {tmp_path}/none: {folders.MISSING}\n"
@@ -154,7 +154,9 @@ SECOND = "a second CDI spec starts here, and engines read only the first: give i
         ("a.yaml", "...\n---\n# none\n...\n", None),
     ],
 )
-def test_a_second_document_is_named(tmp_path: Path, name: str, rest: str, line: int | None) -> None:
+def test_a_second_cdi_spec_in_a_file_is_an_error_with_its_line(
+    tmp_path: Path, name: str, rest: str, line: int | None
+) -> None:
     file = tmp_path / name
     file.write_text(f"{json.dumps(of('1'))}\n{rest}")
     expected = "" if line is None else f"error: {file}, line {line}: {SECOND}\n"
@@ -168,7 +170,7 @@ def test_a_second_document_is_named(tmp_path: Path, name: str, rest: str, line: 
     assert [each["line"] for each in found["errors"]] == ([] if line is None else [line])
 
 
-def test_validate_of_files(machine: Path) -> None:
+def test_validate_reports_errors_of_the_given_files(machine: Path) -> None:
     good = machine / "etc" / "good.json"
     done = run("validate", good, machine / "etc" / "twin.json")
     assert (done.exit_code, done.stdout) == (0, "2 CDI specs checked, no errors\n")
@@ -189,20 +191,20 @@ def test_validate_of_files(machine: Path) -> None:
      (["list", "--format", "yaml"], "yaml"), (["list", "x"], "Unexpected argument 'x'"),
      (["nothing"], "No such command")],
 )  # fmt: skip
-def test_wrong_command_lines(words: list[str], text: str) -> None:
+def test_invalid_command_lines_are_refused(words: list[str], text: str) -> None:
     done = run(*words)
     assert done.exit_code == 2
     assert text in done.stderr
 
 
-def test_a_configuration_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_configuration_is_a_config_error(tmp_path: Path) -> None:
     for words in (["list"], ["validate"]):
         done = run(*words, "--config", tmp_path / "none")
         assert done.exit_code == 1
         assert type(done.exception).__name__ == "ConfigError"
 
 
-def test_list_says_why_the_last_refresh_failed(
+def test_cdi_list_prints_the_cause_of_a_failed_refresh(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = machine / "state"

@@ -52,7 +52,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nvidia.yml", "nvidia.YAML", "nvidia.txt", "nvidia.yaml~"])
-def test_files_that_no_engine_reads(tmp_path: Path, name: str) -> None:
+def test_an_output_file_name_that_no_engine_reads_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CdiError, match="no engine reads"):
         Place(str(tmp_path / name), None)
 
@@ -94,7 +94,9 @@ def _found(there: dict[str, Inventory], name: str, *_: object) -> Inventory:
     return there[name]
 
 
-def test_several_kinds_on_standard_output(two_kinds: list[str], config: list[str]) -> None:
+def test_several_kinds_are_written_to_standard_output_with_a_hint(
+    two_kinds: list[str], config: list[str]
+) -> None:
     done = call("generate", *config, "--format", "json")
     assert done.exit_code == 0, done.output
     assert sorted(each["kind"] for each in json.loads(done.stdout)) == two_kinds
@@ -134,7 +136,7 @@ def moved(done: Result) -> Any:
 
 
 @pytest.mark.parametrize("text", [json.dumps(DOCUMENT), yaml.safe_dump(DOCUMENT)])
-def test_from_standard_input_to_standard_output(text: str) -> None:
+def test_transform_reads_standard_input_and_writes_standard_output(text: str) -> None:
     found = moved(call("transform", "root", "--from=/drv", "--to=/", stdin=text))
     node = {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia0"}
     device = {"name": "1:0", "containerEdits": {"deviceNodes": [node]}}
@@ -164,7 +166,7 @@ def test_a_root_that_is_not_given_is_the_hosts(words: tuple[str, ...], path: str
     assert moved(done)["containerEdits"]["mounts"][0]["hostPath"] == path
 
 
-def test_names_that_are_not_quoted_stay_names() -> None:
+def test_unquoted_names_stay_strings() -> None:
     text = json.dumps(DOCUMENT).replace('"1:0"', "1:0")  # base 60 to some readers
     text = text.replace("{", "{ ").replace(":", ": ").replace("1: 0", "1:0")
     found = moved(call("transform", "root", "--from=/drv", "--to=/", stdin=text))
@@ -172,7 +174,7 @@ def test_names_that_are_not_quoted_stay_names() -> None:
 
 
 @pytest.mark.parametrize("ending", ["yaml", "json"])
-def test_files(tmp_path: Path, ending: str) -> None:
+def test_transform_reads_and_writes_files(tmp_path: Path, ending: str) -> None:
     source, output = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
     source.write_text(json.dumps(DOCUMENT))
     words = ("transform", "root", "--from=/drv", "--to=/x", "--input", source, "--output", output)
@@ -183,7 +185,7 @@ def test_files(tmp_path: Path, ending: str) -> None:
     assert "/x/dev/nvidia0" in text
 
 
-def test_numbers_stay_numbers(tmp_path: Path) -> None:
+def test_numbers_are_kept_as_numbers(tmp_path: Path) -> None:
     node = {"path": "/dev/a", "type": "c", "major": 195, "minor": 0, "fileMode": 432}
     document = {**DOCUMENT, "containerEdits": {"deviceNodes": [node]}}
     done = call("transform", "root", "--from=/a", "--to=/b", stdin=yaml.safe_dump(document))
@@ -191,7 +193,7 @@ def test_numbers_stay_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", ["---\nkind: a/b\n", "---\n---\n[]\n", "...\n{}"])
-def test_nothing_gets_lost_of_a_second_document(rest: str) -> None:
+def test_input_with_a_second_cdi_spec_is_refused(rest: str) -> None:
     text = f"{json.dumps(DOCUMENT)}\n{rest}"
     said = refused(call("transform", "root", "--from=/a", "--to=/b", stdin=text))
     assert "a second CDI spec starts here" in said
@@ -202,7 +204,7 @@ def test_input_that_is_no_cdi_spec_is_refused(text: str) -> None:
     assert refused(call("transform", "root", "--from=/a", "--to=/b", stdin=text))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_input_file_is_refused(tmp_path: Path) -> None:
     done = call("transform", "root", "--from=/a", "--to=/b", "--input", tmp_path / "a.yaml")
     assert str(tmp_path) in refused(done)
 
@@ -216,7 +218,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "how", ["another user's", "his group may write", "all may write", "his folder"]
 )
-def test_no_document_that_others_can_have_written(tmp_path: Path, how: str) -> None:
+def test_input_writable_by_other_users_is_refused(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "in.json"

@@ -143,14 +143,14 @@ def test_keys_without_effect_are_removed(tmp_path: Path) -> None:
     assert path.read_text() == "disable-require = true\n"
 
 
-def test_nothing_is_made_to_remove_a_setting(tmp_path: Path) -> None:
+def test_unset_creates_no_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     assert call(path, "unset", "disable-require").exit_code == 0
     assert call(path, "get", "disable-require").exit_code != 0  # a named file has to exist
     assert not path.exists()
 
 
-def test_the_path_is_that_of_the_file_in_use(tmp_path: Path) -> None:
+def test_config_path_prints_the_file_in_use(tmp_path: Path) -> None:
     named = tmp_path / "a.toml"
     assert call(named, "path").output == f"{named}\n"
     for chosen in (str(named), None):
@@ -166,7 +166,7 @@ def editor(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_a_file_is_edited(tmp_path: Path) -> None:
+def test_config_edit_saves_the_edited_file(tmp_path: Path) -> None:
     """One that isn't there starts as the commented default; a mode stays."""
     path = tmp_path / "config.toml"
     uncomment = "sed -i 's/^#disable-require = .*/disable-require = true/' \"$1\""
@@ -191,7 +191,7 @@ def test_an_edited_file_with_an_error_is_not_saved(tmp_path: Path, wrong: str) -
     assert path.read_text() == "disable-require = true\n"
 
 
-def test_a_change_by_others_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_change_made_during_the_edit_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("disable-require = true\n")
     script = f"echo 'swarm-resource = \"X\"' >\"$1\"; echo >'{path}'"

@@ -53,7 +53,7 @@ def call(system: Path, *words: str) -> Result:
     return CliRunner().invoke(cli, [words[0], *options, *words[1:]], catch_exceptions=False)
 
 
-def test_everything_is_taken_back(system: Path) -> None:
+def test_uninstall_restores_every_changed_file(system: Path) -> None:
     before = tree(system)
     engines = [f"--engine={name}" for name in ("docker", "containerd", "crio", "podman")]
     options = ["--set-default", "--cdi", "--gpus", "--hook=precreate"]
@@ -99,7 +99,7 @@ def test_dry_run_shows_a_diff_and_changes_nothing(system: Path) -> None:
     assert '-    "gpu-py": {\n' in done.stdout
 
 
-def test_a_broken_file_stops_all_engines(system: Path) -> None:
+def test_a_broken_config_file_stops_the_installation_for_all_engines(system: Path) -> None:
     (system / "etc/containerd/config.toml").write_text("version = \n")
     before = tree(system)
     with pytest.raises(EngineError, match=r"config\.toml is not valid TOML"):
@@ -107,20 +107,20 @@ def test_a_broken_file_stops_all_engines(system: Path) -> None:
     assert tree(system) == before
 
 
-def test_only_one_engine_is_taken_back(system: Path) -> None:
+def test_uninstall_of_one_engine_leaves_the_others_installed(system: Path) -> None:
     call(system, "install", "--engine=docker", "--engine=containerd")
     call(system, "uninstall", "--engine=containerd")
     assert (system / "etc/containerd/config.toml").read_text() == CONTAINERD
     assert "gpu-py" in (system / "etc/docker/daemon.json").read_text()
 
 
-def test_nothing_to_take_back(system: Path) -> None:
+def test_uninstall_without_an_installation_reports_nothing_to_remove(system: Path) -> None:
     done = call(system, "uninstall")
     assert done.exit_code == 0
     assert "nothing to remove" in done.stdout
 
 
-def test_bound_containers_are_warned_of(system: Path) -> None:
+def test_uninstall_warns_of_containers_bound_to_the_runtime(system: Path) -> None:
     call(system, "install", "--engine=docker")
     folder = system / "var/lib/docker/containers/abc"
     folder.mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_bound_containers_are_warned_of(system: Path) -> None:
 
 
 @pytest.mark.parametrize("own", ["", 'imports = ["conf.d/*.toml"]\n'])
-def test_files_that_are_read_no_more_are_warned_of(system: Path, own: str) -> None:
+def test_uninstall_warns_of_files_no_longer_imported(system: Path, own: str) -> None:
     """NVIDIA's toolkit adds no import where ours covers its file."""
     config = system / "etc/containerd/config.toml"
     config.write_text(own + CONTAINERD)
@@ -160,7 +160,7 @@ def test_copies_of_our_runtime_are_warned_of(system: Path, *, migrated: bool) ->
     assert (f"{config} has a copy of gpu-py" in done.stderr) == migrated
 
 
-def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
+def test_existing_nvidia_programs_are_never_replaced(system: Path) -> None:
     theirs = system / "usr/bin/nvidia-container-cli"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("theirs")
@@ -180,7 +180,7 @@ def test_names_of_nvidia_are_never_replaced(system: Path) -> None:
     assert theirs.read_text() == "theirs"
 
 
-def test_names_of_nvidia_go_with_the_last_configuration(system: Path) -> None:
+def test_nvidia_links_are_removed_with_the_last_configuration(system: Path) -> None:
     folder = system / "opt/names"
     config = f"--config={system}/etc/other.json"
     names = ["--gpus", f"--bin-dir={folder}"]
@@ -210,7 +210,7 @@ def test_config_option_without_exactly_one_engine_is_refused(
     assert "one --engine" in done.stderr
 
 
-def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_relative_runtime_path_is_refused(tmp_path: Path) -> None:
     words = ["install", "--engine=docker", "--state-dir", str(tmp_path), "--config", "/x"]
     with pytest.raises(EngineError, match="isn't an executable program"):
         CliRunner().invoke(cli, [*words, "--runtime-path=/no/such"], catch_exceptions=False)
@@ -218,7 +218,7 @@ def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
         CliRunner().invoke(cli, [*words, "--runtime-path=gpu-py"], catch_exceptions=False)
 
 
-def test_installations_at_the_same_time_lose_nothing(system: Path) -> None:
+def test_concurrent_installations_are_all_kept(system: Path) -> None:
     program = "from gpuhook.tools.cli import main; main()"
     options = [f"--prefix={system}", f"--runtime-path={system}/opt/bin/gpu-py"]
     words = [sys.executable, "-c", program, "install", "--engine=docker", *options]
@@ -240,7 +240,7 @@ def test_an_invalid_runtime_name_is_refused(system: Path, name: str) -> None:
         call(system, "install", "--engine=docker", f"--runtime-name={name}")
 
 
-def test_reload_says_what_can_only_be_restarted(system: Path) -> None:
+def test_reload_reports_engines_that_need_a_restart(system: Path) -> None:
     done = call(system, "install", "--engine=docker", "--engine=containerd", "--reload")
     assert done.exit_code == 0
     assert "docker: no running process uses " in done.stdout
@@ -256,7 +256,7 @@ def test_only_one_restart_instruction_is_printed(system: Path) -> None:
     assert orders[0].startswith("docker: For --gpus, restart Docker")
 
 
-def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
+def test_reload_still_reports_options_that_need_a_restart(system: Path) -> None:
     done = call(system, "install", "--engine=docker", "--gpus", "--reload")
     assert "docker: no running process uses " in done.stdout
     assert "docker: For --gpus, restart Docker" in done.stdout
@@ -264,7 +264,7 @@ def test_reload_keeps_the_notes_on_what_needs_a_restart(system: Path) -> None:
     assert "docker: Restart Docker, which reads features only at start-up" in done.stdout
 
 
-def test_documents_go_with_the_last_file_of_the_last_engine(system: Path) -> None:
+def test_cdi_specs_are_removed_with_the_last_engines_last_file(system: Path) -> None:
     kept, unit = (
         system / "var/lib/gpuhook/cdi.json",
         system / "etc/systemd/system/gpuhook-cdi-refresh.service",
@@ -312,7 +312,7 @@ def configure(*words: str) -> Result:
 
 
 @pytest.mark.vectors("runtime_configure", "runtime_configure")
-def test_configure_vectors(case: dict[str, Any], tmp_path: Path) -> None:
+def test_configure_behaves_as_in_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     options = ["runtime", "configure", "--nvidia-runtime-name=nvidia"]
     configured.check(case, tmp_path, lambda *words: CliRunner().invoke(cli, [*options, *words]))
 
@@ -330,7 +330,7 @@ def test_configure_writes_a_hook_file(tmp_path: Path) -> None:
     assert hook["stages"] == ["prestart"]
 
 
-def test_configure_has_nvidia_s_spelling_of_options(tmp_path: Path) -> None:
+def test_configure_accepts_nvidias_spelling_of_options(tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     words = ["--runtime=docker", f"--config={config}", f"--state-dir={tmp_path}/state"]
     done = configure(*words, "--cdi.enabled", "--nvidia-runtime-path=/bin/true", "--dry-run")
@@ -343,7 +343,7 @@ def test_configure_has_nvidia_s_spelling_of_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
-def test_configure_takes_a_runtime_that_is_put_there_later(tmp_path: Path, engine: str) -> None:
+def test_configure_accepts_a_runtime_that_is_installed_later(tmp_path: Path, engine: str) -> None:
     """As NVIDIA's command does, which images and operators call before the program is there."""
     program, state = tmp_path / "bin/gpu-py", f"--state-dir={tmp_path}/state"
     config = tmp_path / ("99.conf" if engine == "podman" else "config")
@@ -361,7 +361,7 @@ def test_configure_takes_a_runtime_that_is_put_there_later(tmp_path: Path, engin
     assert "isn't there" not in configure(*words).output
 
 
-def test_install_takes_no_runtime_that_is_not_there(tmp_path: Path) -> None:
+def test_install_refuses_a_missing_runtime(tmp_path: Path) -> None:
     words = ["install", "--engine=docker", f"--config={tmp_path}/daemon.json"]
     words += [f"--runtime-path={tmp_path}/gpu-py", f"--state-dir={tmp_path}/state"]
     with pytest.raises(EngineError, match="isn't an executable program"):
@@ -404,7 +404,9 @@ def test_install_refuses_to_replace_a_foreign_file(
     ],
 )
 @pytest.mark.parametrize("text", ["", "[other]\n", '{"hook": {"path": "/bin/other"}}'])
-def test_at_the_usual_place_neither(system: Path, engine: str, path: str, text: str) -> None:
+def test_install_refuses_a_foreign_file_at_the_default_path(
+    system: Path, engine: str, path: str, text: str
+) -> None:
     theirs = system / path
     theirs.parent.mkdir(parents=True)
     theirs.write_text(text if path.endswith(".json") or not text.startswith("{") else "a = 1\n")
@@ -454,7 +456,7 @@ def files(system: Path) -> dict[str, str]:
 
 
 @VERSIONS
-def test_installing_again_loses_nothing(system: Path, engine: str, version: str) -> None:
+def test_installing_again_keeps_earlier_options(system: Path, engine: str, version: str) -> None:
     (system / "etc/containerd/config.toml").write_text(version + '[debug]\nlevel = "info"\n')
     words = ("install", f"--engine={engine}")
     call(system, *words, *(word for option in OPTIONS for word in option), "--runtime-name=first")
@@ -479,7 +481,7 @@ def test_installing_again_loses_nothing(system: Path, engine: str, version: str)
 
 @pytest.mark.parametrize("option", OPTIONS)
 @VERSIONS
-def test_an_option_is_taken_back(
+def test_an_option_is_removed_by_its_negation(
     system: Path, engine: str, option: tuple[str], version: str
 ) -> None:
     theirs = version + '[debug]\nlevel = "info"\n'
@@ -511,7 +513,7 @@ def test_the_previous_default_runtime_is_restored(system: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_gpuhook_that_has_moved_takes_its_names_along(system: Path, engine: str) -> None:
+def test_a_moved_gpuhook_updates_its_paths_in_engine_files(system: Path, engine: str) -> None:
     """Another gpuhook, which has a name of its own, stays where it is."""
     for folder in ("opt/other", "opt/new"):
         shutil.copytree(system / "opt/bin", system / folder)
@@ -532,7 +534,7 @@ def test_gpuhook_that_has_moved_takes_its_names_along(system: Path, engine: str)
 
 
 @pytest.mark.parametrize("more", [[], ["--gpus"]])
-def test_nvidias_names_follow_a_gpuhook_that_has_moved(system: Path, more: list[str]) -> None:
+def test_nvidia_links_are_updated_to_a_moved_gpuhook(system: Path, more: list[str]) -> None:
     call(system, "install", "--engine=docker", "--gpus")
     shutil.move(system / "opt/bin", system / "opt/new")
     path = f"--runtime-path={system}/opt/new/gpu-py"
@@ -545,7 +547,7 @@ def test_nvidias_names_follow_a_gpuhook_that_has_moved(system: Path, more: list[
     assert not (system / "usr").exists()
 
 
-def test_the_result_as_json(system: Path) -> None:
+def test_install_prints_its_result_as_json(system: Path) -> None:
     words = ("install", "--engine=docker", "--engine=podman", "--format=json")
     path = str(system / "etc/docker/daemon.json")
 
@@ -567,7 +569,7 @@ def test_the_result_as_json(system: Path) -> None:
     assert result("--cdi")[0] is False
 
 
-def test_the_result_of_taking_back_as_json(system: Path) -> None:
+def test_uninstall_prints_its_result_as_json(system: Path) -> None:
     path = str(system / "etc/docker/daemon.json")
 
     def result(*more: str) -> Any:
@@ -603,7 +605,9 @@ def test_hook_option_without_podman_gives_a_warning(
     assert ("--hook is only for podman" in done.stderr) is is_warned
 
 
-def test_limits_for_training(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_training_sets_only_missing_limits(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that config.toml doesn't set; all of it is kept else."""
     monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
     path = system / "etc/gpuhook/config.toml"
@@ -627,7 +631,9 @@ def test_limits_for_training(system: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert path.read_text() == text
 
 
-def test_limits_for_training_without_a_file(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_training_creates_a_missing_config_file(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
     call(system, "install", "--engine=docker")
     path = system / "etc/gpuhook/config.toml"
@@ -639,7 +645,7 @@ def test_limits_for_training_without_a_file(system: Path, monkeypatch: pytest.Mo
     assert "containers" in tomllib.loads(path.read_text())["gpuhook"]
 
 
-def test_limits_for_training_with_an_error_change_nothing(
+def test_for_training_with_an_invalid_config_changes_nothing(
     system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)

@@ -70,7 +70,7 @@ SAME = {
 }  # fmt: skip
 
 
-def test_a_setting_of_nvidias_is_what_its_option_is() -> None:
+def test_nvidia_settings_have_the_same_effect_as_their_options() -> None:
     flags = {"drm": ["--no-drm"], "compat32": ["--compat32"]}
     by_options = [word for name in SAME for word in flags.get(name, [f"--{name}", SAME[name]])]
     by_options += ["--mig=0:1g.10gb,2g.20gb", "--mig=1:"]
@@ -86,7 +86,7 @@ def test_a_setting_of_nvidias_is_what_its_option_is() -> None:
     assert [name for name in found if defaults[name] == found[name]] == []
 
 
-def test_a_simulator_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
+def test_a_simulator_import_error_is_reported_with_its_cause(tmp_path: Path) -> None:
     words = ["simulate", str(tmp_path / "root"), "--vendor", "acme"]
     with (
         vendors.known(tmp_path, "acme", simulate="import no_such_module"),
@@ -95,7 +95,7 @@ def test_a_simulator_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
         CliRunner().invoke(cli, words, catch_exceptions=False)
 
 
-def test_remove_is_for_every_vendor(tmp_path: Path) -> None:
+def test_remove_is_accepted_for_every_vendor(tmp_path: Path) -> None:
     words = ["simulate", str(tmp_path), "--vendor", "acme", "--remove"]
     with pytest.raises(SimulateError, match="is not a simulated driver root"):
         CliRunner().invoke(cli, words, catch_exceptions=False)
@@ -182,7 +182,7 @@ def put_a_link(path: Path, outside: Path) -> None:
 
 @pytest.mark.parametrize("change", CHANGES, ids=" ".join)
 @pytest.mark.parametrize("name", ["simulate", "simulate/events", "simulate/activity"])
-def test_no_link_in_a_simulated_root_is_followed(
+def test_links_in_a_simulated_root_are_not_followed(
     machine: Path, tmp_path: Path, name: str, change: list[str]
 ) -> None:
     outside = tmp_path / "outside"
@@ -193,7 +193,7 @@ def test_no_link_in_a_simulated_root_is_followed(
     assert at.read_bytes() == before
 
 
-def test_no_link_leads_out_of_a_tree(tmp_path: Path) -> None:
+def test_writing_through_a_link_out_of_the_tree_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "root/in").mkdir(parents=True)
     (tmp_path / "root/to-in").symlink_to("in")

@@ -47,13 +47,13 @@ def test_words_are_completed(shell: str, line: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_scripts_name_the_variable(shell: str) -> None:
+def test_each_completion_script_sets_its_variable(shell: str) -> None:
     done = _gpuhook("completion", shell)
     assert done.returncode == 0
     assert f"_GPUHOOK_COMPLETE={shell}_complete" in done.stdout
 
 
-def test_the_script_works_in_bash(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_completion_script_works_in_bash(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("bin")
     program = folder / "gpuhook"
     program.write_text(f"#!{sys.executable}\n{ENTRY}\n")
@@ -66,7 +66,7 @@ def test_the_script_works_in_bash(tmp_path_factory: pytest.TempPathFactory) -> N
     assert done.stdout == "explain\n"
 
 
-def test_an_unknown_shell() -> None:
+def test_an_unknown_shell_is_refused() -> None:
     done = _gpuhook("completion", "csh")
     assert done.returncode == 2
     assert "csh" in done.stderr
@@ -86,7 +86,7 @@ def _completed(line: str, shell: str = "zsh") -> list[str]:
     return text.splitlines()[1::3]
 
 
-def test_keys_of_the_configuration() -> None:
+def test_configuration_keys_and_values_are_completed() -> None:
     assert _completed("gpuhook config set nvidia-container-runtime.mod")[0] == (
         "nvidia-container-runtime.mode="
     )
@@ -98,7 +98,7 @@ def test_keys_of_the_configuration() -> None:
     ]
 
 
-def test_vendors_kinds_and_capabilities() -> None:
+def test_vendors_engines_kinds_and_capabilities_are_completed() -> None:
     assert _completed("gpuhook simulate /x --vendor ne") == ["neuron"]
     assert _completed("gpuhook runtime configure --runtime con") == ["containerd"]
     assert "podman" in _completed("gpuhook install --engine ")
@@ -108,13 +108,13 @@ def test_vendors_kinds_and_capabilities() -> None:
     assert _completed(line) == ["compute,utility"]
 
 
-def test_commands_of_help() -> None:
+def test_commands_after_help_are_completed() -> None:
     assert _completed("gpuhook help cdi gen") == ["generate"]
     assert _completed("gpuhook help expl") == ["explain"]
     assert _completed("gpuhook help quux x") == []
 
 
-def test_files_and_folders() -> None:
+def test_files_and_folders_are_completed() -> None:
     assert _completed("gpuhook list --config x", "bash") == ["x"]
     items = ShellComplete(cli, {}, "gpuhook", "").get_completions(["list", "--config"], "x")
     assert [(each.type, each.value) for each in items] == [("file", "x")]
@@ -133,7 +133,7 @@ def _saved_machine(tmp_path: Path) -> str:
     return str(config)
 
 
-def test_devices_of_this_machine(tmp_path: Path) -> None:
+def test_devices_of_this_machine_are_completed(tmp_path: Path) -> None:
     config = _saved_machine(tmp_path)
     assert _completed("gpuhook explain -e NVIDIA_VIS") == ["NVIDIA_VISIBLE_DEVICES="]
     found = _completed(f"gpuhook explain --config {config} -e NVIDIA_VISIBLE_DEVICES=")
@@ -147,7 +147,7 @@ def test_devices_of_this_machine(tmp_path: Path) -> None:
     assert found == ["NVIDIA_DRIVER_CAPABILITIES=utility"]
 
 
-def test_bash_takes_one_word_for_several(tmp_path: Path) -> None:
+def test_words_split_by_bash_are_completed(tmp_path: Path) -> None:
     config = _saved_machine(tmp_path)
     line = f"gpuhook explain --config = {config} -e NVIDIA_VISIBLE_DEVICES = "
     assert _completed(line, "bash")[:3] == ["all", "none", "0"]
@@ -157,7 +157,7 @@ def test_bash_takes_one_word_for_several(tmp_path: Path) -> None:
     assert "|| compopt -o nospace" in done.stdout
 
 
-def test_containers_by_id_where_no_engine_answers(tmp_path: Path) -> None:
+def test_containers_are_completed_by_id_without_an_engine(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f'gpuhook.state-dir = "{tmp_path}/state"\n')
     process = os.open("/proc/self", os.O_PATH)

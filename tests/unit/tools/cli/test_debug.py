@@ -32,7 +32,7 @@ def test_each_step_is_printed_with_its_time(tmp_path: Path) -> None:
     assert run(*words).stderr == ""
 
 
-def test_changes_and_programs_are_among_them(tmp_path: Path) -> None:
+def test_debug_prints_file_changes_and_started_programs(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     done = run("--debug", "config", "set", f"--config={path}", "disable-require")
     assert done.returncode == 0

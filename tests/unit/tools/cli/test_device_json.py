@@ -73,7 +73,7 @@ def test_earlier_json_keys_of_list_and_info_are_kept(
     ]
 
 
-def test_devices_of_other_vendors_have_them_too() -> None:
+def test_devices_of_other_vendors_have_the_same_keys() -> None:
     device = Device("serial-1", "dev", {"name": ("dev",)}, ("/dev/x0",), "", "X100", state="broken")
     [found] = _device_json.described(Inventory("acme", "/", "1", (device,), ()))
     assert {*KEYS} <= {*found}
@@ -84,7 +84,7 @@ def test_devices_of_other_vendors_have_them_too() -> None:
     assert {**found, **json.loads(json.dumps(device.to_json()))} == found
 
 
-def test_uuids_are_told_from_other_ids() -> None:
+def test_uuids_are_distinguished_from_other_ids() -> None:
     number = "4ae1a0c4-7cf7-2d02-6c36-2f0a9d8a6f8b"
     for prefix in ("GPU-", "MIG-", ""):
         assert _device_json.identity("x", prefix + number, "0")["uuid"] == prefix + number
@@ -92,7 +92,7 @@ def test_uuids_are_told_from_other_ids() -> None:
         assert _device_json.identity("x", other, "0")["uuid"] is None
 
 
-def test_memory_has_the_keys_of_stats() -> None:
+def test_memory_in_list_has_the_keys_of_stats() -> None:
     listing = importlib.import_module("gpuhook.tools.cli.list")
     found = SimpleNamespace(used=1, limit=2, source="dmem", _asdict=lambda: {"used": 1})
     memory = listing._memory_json("GPU-1", found)
@@ -101,5 +101,5 @@ def test_memory_has_the_keys_of_stats() -> None:
     )
 
 
-def test_the_page_has_every_key() -> None:
+def test_the_docs_list_every_device_key() -> None:
     assert {*KEYS} <= {*re.findall(r"^\| `([a-z_]+)`", PAGE, re.MULTILINE)}

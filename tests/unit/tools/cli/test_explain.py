@@ -41,7 +41,9 @@ def explain(folder: Path, *words: str, config: str = "") -> Result:
         ("SWARM=void", "void is among the names in SWARM"),
     ],
 )
-def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
+def test_explain_gives_the_reason_if_no_device_is_requested(
+    tmp_path: Path, word: str, reason: str
+) -> None:
     done = explain(tmp_path, "-e", word, config='swarm-resource = "SWARM"\n')
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
@@ -57,7 +59,7 @@ def test_why_nothing_is_done(tmp_path: Path, word: str, reason: str) -> None:
     "no line of an explanation steers a terminal",
     instead='return "\\n".join(lines)',
 )
-def test_nothing_that_is_explained_steers_a_terminal_or_forges_a_line() -> None:
+def test_control_characters_in_an_explanation_are_escaped() -> None:
     """Whatever an image, a machine or a document brings into a field; JSON has it as it is."""
     hostile = "\x1b]0;x\x07\x9b2J\u202e\nError (x): y\r\u2028\x85"
     explanation = Explanation()
@@ -89,7 +91,9 @@ EVERY = [name for names in registry.KNOWN.values() for name in names.VARIABLES]
     "change", [lambda n: n[:-1], str.lower, lambda n: n.replace("VISIBLE", "VISABLE"),
                lambda n: n.replace("_", "-"), lambda n: n[:4] + n[5:], lambda n: f"{n}S"],
 )  # fmt: skip
-def test_a_misspelt_variable(tmp_path: Path, variable: str, change: Callable[[str], str]) -> None:
+def test_a_misspelt_variable_yields_a_hint(
+    tmp_path: Path, variable: str, change: Callable[[str], str]
+) -> None:
     word = change(variable)
     hint = f"No vendor reads {word}. Did you mean {variable}?"
     done = explain(tmp_path, "-e", f"{word}=0")
@@ -100,7 +104,9 @@ def test_a_misspelt_variable(tmp_path: Path, variable: str, change: Callable[[st
 
 
 @pytest.mark.parametrize(("variable", "vendor"), programs(registry.KNOWN).items())
-def test_a_variable_that_only_chooses(tmp_path: Path, variable: str, vendor: ModuleType) -> None:
+def test_a_variable_that_only_selects_among_devices_yields_a_hint(
+    tmp_path: Path, variable: str, vendor: ModuleType
+) -> None:
     asking = next(iter(vendor.VARIABLES))
     [hint] = lines_of(explain(tmp_path, "-e", f"{variable}=0").stdout, "Hint")
     assert hint.startswith(f"{variable} only selects among the ")
@@ -119,7 +125,7 @@ def test_explain_of_a_root_folder_names_gpuhook_apply(
     assert how == "gpuhook apply does it, before a program is started there"
 
 
-def test_a_variable_that_only_chooses_is_right_beside_one_that_asks(
+def test_a_selecting_variable_beside_a_request_yields_no_hint(
     tmp_path: Path, found: Callable[[Inventory], None]
 ) -> None:
     found(machine(gpu(0, 0)))
@@ -142,14 +148,16 @@ SEPARATED = ["0 1", "0;1", "0 ; 1", '"0,1"', "[0, 1]", "0|1", "'0' '1'"]
 
 
 @pytest.mark.parametrize("value", [*SEPARATED, "../1", "0 ../1", "*", "'"])
-def test_separators_and_names_that_are_none(tmp_path: Path, value: str) -> None:
+def test_wrong_separators_and_invalid_device_names_are_refused(tmp_path: Path, value: str) -> None:
     done = explain(tmp_path, "-e", f"NVIDIA_VISIBLE_DEVICES={value}")
     assert done.exit_code == 1
     answer = "Did you mean 0,1? " if value in SEPARATED else "Ask for devices by index"
     assert f" can't be the name of a device. {answer}" in done.stdout
 
 
-def test_more_gpus_than_there_are(tmp_path: Path, found: Callable[[Inventory], None]) -> None:
+def test_requests_for_more_gpus_than_exist_are_explained(
+    tmp_path: Path, found: Callable[[Inventory], None]
+) -> None:
     found(machine(*(gpu(n, n) for n in range(8))))
     for words in (("--gpus=9",), ("-e", "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8")):
         done = explain(tmp_path, *words)
@@ -159,7 +167,7 @@ def test_more_gpus_than_there_are(tmp_path: Path, found: Callable[[Inventory], N
         assert "This host has no GPU or MIG device '8': it has 0" in done.stdout
 
 
-def test_names_that_do_not_count_have_their_own_reason(tmp_path: Path) -> None:
+def test_an_ignored_variable_is_explained_with_its_reason(tmp_path: Path) -> None:
     config = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
     done = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", config=config)
     assert "Ignored:         from environment: the container is not privileged" in done.stdout
@@ -167,7 +175,7 @@ def test_names_that_do_not_count_have_their_own_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["=0", ""])
-def test_a_word_without_a_name(tmp_path: Path, word: str) -> None:
+def test_an_environment_option_without_a_name_is_refused(tmp_path: Path, word: str) -> None:
     done = explain(tmp_path, "-e", word)
     assert done.exit_code == 2
     assert f"-e takes NAME=VALUE or NAME, not {word!r}" in done.stderr
@@ -200,7 +208,7 @@ def devices(folder: Path, *words: str) -> list[str]:
     return asked_for
 
 
-def test_a_name_alone_is_taken_from_our_environment(
+def test_a_variable_name_alone_is_read_from_the_environment(
     tmp_path: Path, found: Callable[[Inventory], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found(machine(gpu(0, 0), gpu(1, 1)))
@@ -214,7 +222,7 @@ def test_a_name_alone_is_taken_from_our_environment(
     assert "NVIDIA_VISIBLE_DEVICES isn't set" in done.stdout
 
 
-def test_gpus_count_more_than_the_environment(
+def test_the_gpus_option_overrides_the_environment(
     tmp_path: Path, found: Callable[[Inventory], None]
 ) -> None:
     found(machine(*(gpu(n, n) for n in range(4))))
@@ -250,7 +258,7 @@ def test_explain_summarizes_requests_devices_nodes_and_files(
         assert reason in explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1", "-v").stdout
 
 
-def test_lost_gpus_are_shown_whatever_is_asked_for(
+def test_lost_gpus_are_shown_for_every_request(
     tmp_path: Path, found: Callable[[Inventory], None]
 ) -> None:
     there = machine(gpu(0, 3))
@@ -264,7 +272,7 @@ def test_lost_gpus_are_shown_whatever_is_asked_for(
 
 
 @pytest.mark.parametrize("asks", ["all", "0:0,99", "0-15"])
-def test_a_summary_has_thirty_lines_at_most(
+def test_a_summary_of_many_devices_has_at_most_30_lines(
     tmp_path: Path, found: Callable[[Inventory], None], asks: str
 ) -> None:
     """112 MIG devices, asked of every vendor at once, on a terminal of 80 columns."""
@@ -277,7 +285,7 @@ def test_a_summary_has_thirty_lines_at_most(
     assert sum(1 + (len(line) - 17) // 63 for line in text.splitlines()) <= 30
 
 
-def test_thirty_lines_whatever_there_is_to_say() -> None:
+def test_a_summary_of_many_messages_is_cut_with_a_note() -> None:
     explanation = Explanation()
     explanation.error = GpuhookError("All is wrong", "Do something")
     explanation.progress.requests = [asked(str(n), capabilities=("video",)) for n in range(20)]
@@ -328,7 +336,9 @@ def test_explain_lists_the_operations_of_the_configured_mode(
         assert done == {"allow-device", "device", "bind"}
 
 
-def test_a_spec_that_gpu_py_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_that_gpu_py_refuses_is_explained_as_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = machine(gpu(0, 3))
     monkeypatch.setattr("gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: found)
     spec = tmp_path / "config.json"
@@ -384,7 +394,7 @@ def warned(
         ({"bin/sh": program_of(4711)}, (), "architecture number 4711 of elf.h"),
     ],
 )
-def test_an_image_for_another_machine(
+def test_an_image_for_another_architecture_yields_a_warning(
     tmp_path: Path,
     found: Callable[[Inventory], None],
     files: dict[str, bytes],
@@ -410,7 +420,7 @@ def test_an_image_for_another_machine(
         {"bin/sh": b""},
     ],
 )
-def test_an_image_for_this_machine(
+def test_an_image_for_this_architecture_yields_no_warning(
     tmp_path: Path, found: Callable[[Inventory], None], files: dict[str, bytes]
 ) -> None:
     found(machine(gpu(0, 3)))

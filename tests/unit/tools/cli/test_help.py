@@ -31,7 +31,7 @@ def run(*words: str) -> str:
 
 
 @pytest.mark.parametrize("path", EVERY)
-def test_help_is_whole_sentences(path: str) -> None:
+def test_help_texts_are_complete_sentences(path: str) -> None:
     command, context = EVERY[path]
     text = command.get_help(context)
     assert "`" not in text
@@ -62,7 +62,7 @@ def test_every_command_has_an_example(path: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "line"), EXAMPLES)
-def test_examples_are_command_lines(path: str, line: str) -> None:
+def test_examples_are_valid_command_lines(path: str, line: str) -> None:
     words = shlex.split(line.partition(" > ")[0])
     assert words[: len(path.split())] == path.split()
     command, context = EVERY[path]
@@ -70,7 +70,7 @@ def test_examples_are_command_lines(path: str, line: str) -> None:
         assert made.command is command
 
 
-def test_the_examples_of_the_whole_are_command_lines() -> None:
+def test_examples_of_the_main_help_are_valid_command_lines() -> None:
     assert isinstance(cli, Command)
     for line in cli.examples:
         program, name, *words = shlex.split(line)
@@ -78,7 +78,7 @@ def test_the_examples_of_the_whole_are_command_lines() -> None:
         command.make_context(name, words, parent=context.parent).close()
 
 
-def test_the_list_of_commands_has_a_sentence_for_each() -> None:
+def test_the_main_help_describes_every_listed_command() -> None:
     """In groups, without the commands that few need: those are in the manual and the reference."""
     text = run("--help")
     groups = cli.groups()
@@ -99,12 +99,12 @@ def test_the_list_of_commands_has_a_sentence_for_each() -> None:
 
 
 @pytest.mark.parametrize("path", EVERY)
-def test_help_before_the_command(path: str) -> None:
+def test_help_before_a_command_prints_the_commands_help(path: str) -> None:
     words = path.split()[1:]
     assert run("help", *words) == run(*words, "--help").replace("-h, --help", "-h, --help")
 
 
-def test_help_for_what_there_is_not() -> None:
+def test_help_for_an_unknown_command_suggests_a_name() -> None:
     assert "No such command 'instal'. Did you mean install" in run("help", "instal")
     assert "No such command 'lst'. Did you mean list?" in run("help", "cdi", "lst")
     assert "gpuhook list has no commands of its own." in run("help", "list", "all")
@@ -131,26 +131,26 @@ def test_help_for_what_there_is_not() -> None:
         ("repair", "Error: Name the containers, or use only --all.\n"),
     ],
 )
-def test_wrong_words_are_answered(line: str, answer: str) -> None:
+def test_unknown_commands_and_options_are_refused_with_a_suggestion(line: str, answer: str) -> None:
     done = CliRunner().invoke(cli, line.split(), prog_name="gpuhook", terminal_width=WIDTH)
     assert done.exit_code == 2
     assert answer in done.stderr
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0.09", "11", ""])
-def test_seconds_are_within_limits(text: str) -> None:
+def test_seconds_outside_the_limits_are_refused(text: str) -> None:
     with pytest.raises(click.UsageError, match=r"isn't a number of seconds from 0[.]1 to 10[.]"):
         Seconds(0.1, 10.0).convert(text, None, None)
     assert Seconds(0.1, 10.0).convert("0.1", None, None) == 0.1
 
 
-def test_metrics_are_served_or_written(tmp_path: Path) -> None:
+def test_metrics_refuses_textfile_together_with_listen(tmp_path: Path) -> None:
     done = run("metrics", f"--textfile={tmp_path / 'gpus.prom'}", "--listen=127.0.0.1:9836")
     assert "Error: --textfile serves nothing: it doesn't go with --listen.\n" in done
     assert not [*tmp_path.iterdir()]
 
 
-def test_hidden_options_are_not_offered() -> None:
+def test_hidden_options_are_not_suggested() -> None:
     hidden = [each for each in EVERY["gpuhook device-plugin"][0].params if
               isinstance(each, click.Option) and each.hidden]  # fmt: skip
     assert hidden

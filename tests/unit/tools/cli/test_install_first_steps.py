@@ -74,7 +74,7 @@ def on_terminal(arguments: list[str], answers: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"], ["--format=json"], ["--gpus"]])
-def test_no_engine_is_refused_without_a_terminal(system: Path, more: list[str]) -> None:
+def test_install_without_an_engine_or_terminal_is_refused(system: Path, more: list[str]) -> None:
     before = sorted(system.rglob("*"))
     with pytest.raises(
         EngineError, match="No engine was named, and this host has docker, crio"
@@ -85,7 +85,7 @@ def test_no_engine_is_refused_without_a_terminal(system: Path, more: list[str]) 
     assert runtimes(system) == {}
 
 
-def test_on_a_terminal_the_engines_are_asked_for(system: Path) -> None:
+def test_on_a_terminal_install_asks_for_the_engines(system: Path) -> None:
     status, shown = on_terminal(words(system, "--no-gpus"), "n\ny\n")
     assert status == 0, shown
     assert "Container engines on this host: docker, crio" in shown
@@ -100,7 +100,7 @@ def test_declining_every_engine_changes_nothing(system: Path) -> None:
     assert runtimes(system) == {}
 
 
-def test_all_is_every_engine_that_is_found(system: Path) -> None:
+def test_engine_all_installs_for_every_engine_found(system: Path) -> None:
     assert call(system, "--engine=all").exit_code == 0
     assert "gpu-py" in runtimes(system)
     assert [*(system / "etc/crio").rglob("*gpuhook*")]
@@ -110,7 +110,9 @@ def test_all_is_every_engine_that_is_found(system: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "makes"), [("\n", True), ("y\n", True), ("n\n", False)])
-def test_on_a_terminal_gpus_is_asked_for(system: Path, answer: str, makes: bool) -> None:
+def test_on_a_terminal_install_asks_about_the_gpus_option(
+    system: Path, answer: str, makes: bool
+) -> None:
     status, shown = on_terminal(words(system, "--engine=docker"), answer)
     assert status == 0, shown
     assert f"{QUESTION} [Y/n]" in shown
@@ -134,13 +136,13 @@ def test_an_installed_nvidia_toolkit_makes_no_the_default_answer(system: Path) -
 
 
 @pytest.mark.parametrize("word", ["--gpus", "--no-gpus", "--nvidia-names", "--dry-run"])
-def test_an_answer_in_the_command_is_no_question(system: Path, word: str) -> None:
+def test_an_option_given_on_the_command_line_is_not_asked_for(system: Path, word: str) -> None:
     status, shown = on_terminal(words(system, "--engine=docker", word), "")
     assert status == 0, shown
     assert QUESTION not in shown
 
 
-def test_without_a_terminal_the_last_line_says_which_command_it_is(system: Path) -> None:
+def test_without_a_terminal_the_last_line_shows_the_gpus_command(system: Path) -> None:
     last = call(system, "--engine=docker").stdout.splitlines()[-1]
     assert last == f"{NOT_YET}gpuhook install --engine docker --gpus"
     done = call(system, "--engine=docker", "--gpus")
@@ -150,7 +152,7 @@ def test_without_a_terminal_the_last_line_says_which_command_it_is(system: Path)
     assert NOT_YET not in call(system, "--engine=crio").stdout
 
 
-def test_the_old_name_does_the_same(system: Path) -> None:
+def test_the_nvidia_names_option_works_as_gpus(system: Path) -> None:
     call(system, "--engine=docker", "--nvidia-names")
     assert [*runtimes(system)] == ["gpu-py", "nvidia"]
     call(system, "--engine=docker", "--no-nvidia-names")
@@ -161,7 +163,7 @@ def test_the_old_name_does_the_same(system: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["/usr/bin/nvidia-container-runtime", "/opt/other/gpu-py"])
-def test_a_runtime_nvidia_that_is_there_stays(system: Path, entry: str) -> None:
+def test_an_existing_foreign_nvidia_runtime_stays_unchanged(system: Path, entry: str) -> None:
     text = json.dumps({"runtimes": {"nvidia": {"path": entry}}})
     (system / "etc/docker/daemon.json").write_text(text)
     call(system, "--engine=docker", "--gpus")
@@ -196,7 +198,7 @@ def test_nvidia_ctk_never_moves_our_entry(tmp_path: Path, name: str, engine: str
     assert text.count(f'"{theirs}"') == 1
 
 
-def test_dev_containers_find_the_runtime_by_its_path(system: Path) -> None:
+def test_the_nvidia_runtime_has_nvidias_path_for_dev_containers(system: Path) -> None:
     """Their command line looks for a runtime nvidia whose path has NVIDIA's name."""
     call(system, "--engine=docker", "--engine=crio", "--gpus")
     link = "/usr/local/bin/nvidia-container-runtime"
@@ -209,7 +211,7 @@ def test_dev_containers_find_the_runtime_by_its_path(system: Path) -> None:
     assert [*runtimes(system)] == ["gpu-py"]
 
 
-def test_an_earlier_entry_of_ours_gets_that_path(system: Path) -> None:
+def test_an_earlier_nvidia_entry_of_ours_gets_nvidias_path(system: Path) -> None:
     ours = {"path": f"{system}/opt/bin/gpu-py"}
     text = json.dumps({"runtimes": {"nvidia": ours, "gpu-py": ours}})
     (system / "etc/docker/daemon.json").write_text(text)
@@ -218,7 +220,7 @@ def test_an_earlier_entry_of_ours_gets_that_path(system: Path) -> None:
     assert runtimes(system)["gpu-py"] == ours
 
 
-def test_nvidia_ctk_keeps_that_path(tmp_path: Path) -> None:
+def test_nvidia_ctk_keeps_the_nvidia_runtimes_path(tmp_path: Path) -> None:
     for name in ("gpu-py", *program_links.LINKS.values()):
         (tmp_path / name).touch(0o755)
     config, state = tmp_path / "daemon.json", f"--state-dir={tmp_path}/state"
@@ -260,7 +262,7 @@ def test_only_recent_engine_versions_serve_gpus_by_cdi(
         ("29.2.1", [], False),
     ],
 )
-def test_gpus_includes_cdi_where_this_docker_needs_it(
+def test_the_gpus_option_adds_cdi_if_the_docker_version_needs_it(
     system: Path, monkeypatch: pytest.MonkeyPatch, version: str, more: list[str], has_cdi: bool
 ) -> None:
     """No test host has such a Docker: only its program's version is asked for."""
@@ -288,7 +290,7 @@ def driver(system: Path, monkeypatch: pytest.MonkeyPatch, *paths: str, more: str
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman", "crio"])
-def test_without_a_driver_it_says_so(
+def test_install_without_a_driver_says_so(
     system: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     driver(system, monkeypatch)
@@ -334,7 +336,7 @@ nodes = ["/dev/acme{n}"]
         ("dev", DECLARED, "ACME_VISIBLE_DEVICES"),
     ],
 )
-def test_the_container_to_try_is_of_this_hosts_vendor(
+def test_the_trial_command_uses_the_hosts_vendor(
     system: Path, monkeypatch: pytest.MonkeyPatch, path: str, more: str, variable: str
 ) -> None:
     driver(system, monkeypatch, path, more=more)
@@ -343,7 +345,7 @@ def test_the_container_to_try_is_of_this_hosts_vendor(
     assert f"Try it: {asks}\n" in done.stdout
 
 
-def test_the_next_steps_as_json(system: Path) -> None:
+def test_install_prints_the_next_steps_as_json(system: Path) -> None:
     found = json.loads(call(system, "--engine=docker", "--format=json").stdout)
     assert found["next"][-1].startswith(NOT_YET)
     again = json.loads(call(system, "--engine=docker", "--format=json").stdout)
@@ -366,11 +368,11 @@ def test_the_next_steps_as_json(system: Path) -> None:
         ("", ""),
     ],
 )  # fmt: skip
-def test_the_reload_is_systemds_where_it_runs_the_daemon(cgroup: str, command: str) -> None:
+def test_the_reload_command_uses_systemctl_for_a_systemd_service(cgroup: str, command: str) -> None:
     assert systemctl.command_in("reload", "docker", cgroup.encode()) == command
 
 
-def test_a_terminal_is_needed_on_both_sides() -> None:
+def test_no_question_is_asked_without_a_terminal_for_input() -> None:
     assert not _questions.can_ask()  # pytest reads no terminal
 
 

@@ -43,7 +43,9 @@ def check(system: Path, texts: dict[str, str], commands: list[list[str]]) -> Non
 
 @settings(max_examples=150)
 @given(installs.systems(), installs.commands())
-def test_every_sequence_ends_as_it_began(texts: dict[str, str], commands: list[list[str]]) -> None:
+def test_any_install_sequence_is_restored_by_uninstall(
+    texts: dict[str, str], commands: list[list[str]]
+) -> None:
     system = Path(tempfile.mkdtemp())
     try:
         check(system, texts, commands)
@@ -51,13 +53,13 @@ def test_every_sequence_ends_as_it_began(texts: dict[str, str], commands: list[l
         shutil.rmtree(system)
 
 
-def test_a_hook_of_one_stage_and_then_of_another(tmp_path: Path) -> None:
+def test_installing_a_hook_for_a_second_stage_is_undone_completely(tmp_path: Path) -> None:
     """The folders of the first hold the second's file by the time the first one goes."""
     podman = ["install", "--engine=podman"]
     check(tmp_path, {}, [[*podman, "--hook=precreate"], [*podman, "--hook=prestart"]])
 
 
-def test_a_folder_for_nvidias_names_outside_of_the_prefix(tmp_path: Path) -> None:
+def test_a_folder_for_nvidia_names_outside_the_prefix_is_refused(tmp_path: Path) -> None:
     """It is refused before anything is written."""
     names = ["install", "--engine=docker", "--gpus", "--bin-dir=/opt/names"]
     check(tmp_path, {}, [names, ["install", "--engine=docker"], names])

@@ -18,7 +18,7 @@ from gpuhook.tools.cli import _keys
         (b"\x1b" + b"0" * 100 + b"q", [None]),
     ],
 )  # fmt: skip
-def test_keys_and_their_sequences(
+def test_keys_are_recognized_and_unknown_escape_sequences_dropped(
     monkeypatch: pytest.MonkeyPatch, typed: bytes, expected: list[str | None]
 ) -> None:
     """A sequence that means nothing is dropped whole, so that no part of it is taken for a key."""

@@ -30,7 +30,7 @@ def test_every_command_and_option_is_described() -> None:
             assert f'.Dl "{line}"' in text
 
 
-def test_every_key_is_described() -> None:
+def test_every_config_key_is_described() -> None:
     text = pages()["gpuhook.toml.5"]
     for key in KEYS:
         section, _, name = key.rpartition(".")
@@ -38,14 +38,14 @@ def test_every_key_is_described() -> None:
         assert not section or f'.Ss "[{section}]' in text
 
 
-def test_a_page_is_short() -> None:
+def test_manual_pages_stay_below_160_lines() -> None:
     """A request for one command doesn't print all."""
     lengths = {name: text.count("\n") for name, text in pages().items() if name.endswith(".1")}
     assert max(lengths.values()) < 160, lengths
 
 
 @pytest.mark.parametrize("name", pages())
-def test_no_text_is_taken_for_a_macro(name: str) -> None:
+def test_no_text_in_a_manual_page_is_read_as_a_macro(name: str) -> None:
     lines = pages()[name].splitlines()
     assert lines[0] == ".Dd January 2, 1970"
     known = {

@@ -56,7 +56,7 @@ def with_output(words: str, command: click.Command) -> Iterator[str]:
             yield from with_output(f"{words} {name}", found)
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_with_an_output_option_is_tested() -> None:
     found = {each for name, program in PROGRAMS.items() for each in with_output(name, program)}
     assert found == {*COMMANDS}
 
@@ -79,7 +79,9 @@ def devices_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root writes into others' files")
 @pytest.mark.parametrize("words", COMMANDS)
-def test_no_file_stays_another_user_s_where_all_may_make_files(tmp_path: Path, words: str) -> None:
+def test_another_users_output_file_in_a_sticky_folder_is_refused(
+    tmp_path: Path, words: str
+) -> None:
     """Nor where it says the same already: he would change it afterwards."""
     program, *rest = f"{words} {COMMANDS[words]}".split()
     folder = tmp_path / "folder"
@@ -116,7 +118,9 @@ def test_no_file_stays_another_user_s_where_all_may_make_files(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_no_name_of_a_file_steers_the_terminal(tmp_path: Path, words: str) -> None:
+def test_file_names_with_control_characters_are_escaped_on_output(
+    tmp_path: Path, words: str
+) -> None:
     program, *rest = f"{words} {COMMANDS[words]}".split()
     folder = tmp_path / "\x1b]0;x\x07\x9b2J\u202e\nwrote y\udcff"
     folder.mkdir()

@@ -52,13 +52,13 @@ def on_terminal(program: str = DRAW, **environment: str) -> str:
     return found.decode()
 
 
-def test_a_pipe_gets_plain_lines_as_long_as_they_are() -> None:
+def test_a_pipe_gets_plain_lines_of_full_length() -> None:
     expected = "N     NAME\n1     [red]\\x1b[2J:smile:\nlost  " + "y" * 200 + "\n"
     assert piped() == expected
     assert piped(COLUMNS="40", TERM="dumb") == expected
 
 
-def test_a_terminal_has_colours_and_no_longer_lines() -> None:
+def test_a_terminal_gets_colours_and_shortened_lines() -> None:
     drawn = on_terminal()
     assert "\x1b[31mlost\x1b[0m" in drawn
     assert "\x1b[2J" not in drawn
@@ -97,7 +97,7 @@ def breadth(rows: list[list[str]], places: Iterable[int]) -> int:
 
 @settings(max_examples=300)
 @given(ROWS, st.integers(40, 200), st.booleans(), st.booleans())
-def test_a_row_is_one_line_and_no_line_is_too_long(
+def test_table_rows_fit_on_one_line_of_the_terminals_width(
     rows: list[list[str]], width: int, some_go: bool, is_cut: bool
 ) -> None:
     """Columns are dropped before texts are shortened, and those only as far as it is needed."""
@@ -123,9 +123,7 @@ def test_a_row_is_one_line_and_no_line_is_too_long(
 
 @settings(max_examples=150)
 @given(ROWS, st.integers(40, 200))
-def test_lists_are_wrapped_where_no_column_is_left_to_drop(
-    rows: list[list[str]], width: int
-) -> None:
+def test_lists_are_wrapped_when_no_column_can_be_dropped(rows: list[list[str]], width: int) -> None:
     header = [f"T{number}" for number in range(len(rows[0]))]
     table = _screen.table(header, rows, less=header[1:-1], wrap=header[-1], width=width)
     lines = printed(table)
@@ -140,7 +138,7 @@ def test_lists_are_wrapped_where_no_column_is_left_to_drop(
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(WORDS, CELLS), min_size=1, max_size=4), st.integers(40, 200))
-def test_a_text_beside_a_title_is_wrapped_whatever_the_others_are(
+def test_text_beside_a_title_is_wrapped_without_breaking_words(
     rows: list[tuple[str, str]], width: int
 ) -> None:
     """A word without space next to its title has a line below; no word is broken."""
@@ -154,7 +152,7 @@ def test_a_text_beside_a_title_is_wrapped_whatever_the_others_are(
 
 
 @pytest.mark.parametrize("width", range(40, 120))
-def test_a_number_stays_with_the_id_in_brackets_behind_it(width: int) -> None:
+def test_a_device_number_stays_on_one_line_with_its_uuid(width: int) -> None:
     uuid = "GPU-e4c09598-4fb0-5de0-9c83-ea9dc3a21a8a"
     with patch.object(_screen, "_ENDLESS", width):
         lines = printed(_screen.facts([("Gets", f"GPU 0 ({uuid}), 1 ({uuid}); NVIDIA H200", "")]))
@@ -167,7 +165,7 @@ MODELS = ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3 MIG 2g.20g
 
 
 @pytest.mark.parametrize("width", range(20, 50))
-def test_shortened_models_are_told_apart(width: int) -> None:
+def test_shortened_model_names_stay_distinct(width: int) -> None:
     rows = [(number, model) for number, model in enumerate(MODELS)]
     lines = printed(_screen.table(("N", "MODEL"), rows, cut="MODEL", width=width))
     assert len({line.split(maxsplit=1)[1] for line in lines}) == 4
@@ -176,6 +174,6 @@ def test_shortened_models_are_told_apart(width: int) -> None:
     assert max(map(cell_len, lines)) <= width
 
 
-def test_no_colours_where_they_are_not_wanted() -> None:
+def test_no_color_and_dumb_terminals_disable_colours() -> None:
     assert "\x1b[31m" not in on_terminal(NO_COLOR="1")
     assert "\x1b" not in on_terminal(TERM="dumb")

@@ -16,7 +16,7 @@ def paths(folders: dict[str, str]) -> set[str]:
     return {path for file in shipped.files(COMMAND) if (path := file.path(folders))}
 
 
-def test_every_page_and_unit_of_the_repository_is_in_it() -> None:
+def test_every_manual_page_and_unit_of_the_repository_is_shipped() -> None:
     sources = [*(REPOSITORY / "man").iterdir()]
     for folder in ("systemd", "udev", "slurm", "selinux"):
         sources += (REPOSITORY / "packaging" / folder).iterdir()
@@ -25,7 +25,7 @@ def test_every_page_and_unit_of_the_repository_is_in_it() -> None:
     assert {"gpuhook.1", "gpuhook.toml.5", "gpuhook", "_gpuhook", "gpuhook.fish"} <= listed
 
 
-def test_the_package_has_all_and_pip_all_but_those_of_cdi() -> None:
+def test_package_ships_all_files_and_pip_all_but_the_cdi_units() -> None:
     package = paths({**shipped.OF_PACKAGE})
     assert len(package) == len([*shipped.files(COMMAND)])
     assert "/usr/share/man/man5/gpuhook.toml.5" in package
@@ -36,7 +36,7 @@ def test_the_package_has_all_and_pip_all_but_those_of_cdi() -> None:
     assert "/etc/systemd/system/gpuhook-watch.service" in placed
 
 
-def test_slurms_scripts_are_programs_and_nothing_else_is() -> None:
+def test_only_the_slurm_scripts_are_executable() -> None:
     modes = {file.path(shipped.OF_PACKAGE): file.mode for file in shipped.files(COMMAND)}
     assert sorted(path for path, mode in modes.items() if path and mode & 0o111) == [
         "/usr/libexec/gpuhook/slurm/epilog",
@@ -44,20 +44,20 @@ def test_slurms_scripts_are_programs_and_nothing_else_is() -> None:
     ]
 
 
-def test_only_what_is_safe_everywhere_is_enabled() -> None:
+def test_the_metrics_units_are_not_enabled_by_default() -> None:
     units = {path.name for path in (REPOSITORY / "packaging/systemd").iterdir()}
     assert set(shipped.ENABLED) <= units
     assert not [unit for unit in shipped.ENABLED if "metrics" in unit]
 
 
-def test_units_run_the_command_that_is_there() -> None:
+def test_units_run_the_installed_command() -> None:
     for file in shipped.files(COMMAND):
         lines = [line for line in file.text.splitlines() if line.startswith("ExecStart=")]
         assert all(line.startswith(f'ExecStart="{COMMAND}" ') for line in lines), file.name
         assert not (lines and "/usr/bin/gpuhook" in file.text)
 
 
-def test_the_command_prints_each_file_and_where_it_belongs() -> None:
+def test_the_files_command_lists_and_prints_each_file() -> None:
     said = CliRunner().invoke(cli, ["files"])
     listed = said.output.splitlines()
     assert set(listed) == paths({**shipped.OF_ADMINISTRATOR})
@@ -67,7 +67,7 @@ def test_the_command_prints_each_file_and_where_it_belongs() -> None:
     assert all(done.exit_code == 0 and done.output for done in texts.values())
 
 
-def test_the_command_knows_no_other_file() -> None:
+def test_the_files_command_refuses_an_unknown_file() -> None:
     done = CliRunner().invoke(cli, ["files", "/usr/local/share/man/man8/gpu-pi.8"])
     assert done.exit_code == 2
     wrong = "'/usr/local/share/man/man8/gpu-pi.8' isn't a file of gpuhook. Did you mean"

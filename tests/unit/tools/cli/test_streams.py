@@ -40,7 +40,7 @@ def test_a_full_disk_on_standard_output_is_reported(
 
 
 @pytest.mark.parametrize(("program", "code", "words"), CALLS)
-def test_a_reader_that_has_ended_is_no_error_to_tell(
+def test_a_closed_pipe_reader_causes_no_error_message(
     program: str, code: str, words: list[str]
 ) -> None:
     done = shell('{ "$@" || echo "status $?" >&2; } | exec true', code, words)
@@ -49,7 +49,9 @@ def test_a_reader_that_has_ended_is_no_error_to_tell(
 
 @pytest.mark.parametrize(("program", "code", "words"), CALLS)
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_ones_are_no_fault(program: str, code: str, words: list[str], closed: str) -> None:
+def test_closed_output_streams_are_no_error(
+    program: str, code: str, words: list[str], closed: str
+) -> None:
     done = shell(f'"$@" {closed}', code, words)
     assert (done.returncode, done.stderr) == (0, ""), program
     assert (done.stdout == "") == closed.startswith(">&-")
@@ -71,7 +73,7 @@ def test_unencodable_characters_do_not_fail_a_command(tmp_path: Path, encoding: 
         assert b"/\\udcff/" in done.stdout
 
 
-def test_the_bytes_of_a_name_are_written_as_they_are() -> None:
+def test_undecodable_bytes_of_a_name_are_written_unchanged() -> None:
     code = (
         "import sys; from gpuhook.monitor.host import streams\n"
         "with streams.written('x'): sys.stdout.write('/\\udcff/\\ud800/\\u6f22')"
@@ -83,7 +85,7 @@ def test_the_bytes_of_a_name_are_written_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/null/x", "/" + "x" * 300, "/dev/null/\x1b]0;x\x07\udcff"])
-def test_a_path_that_cannot_be_used_is_named(path: str) -> None:
+def test_an_unusable_path_is_named_in_one_escaped_line(path: str) -> None:
     done = shell('"$@"', RUN.format("tools.cli"), ["driver-folder", "--remove", path])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"gpuhook: {printable(path)} can't be used: ")
@@ -124,7 +126,7 @@ streams.run("gpuhook", command)
         ("raise SystemExit(-1)", 255),
     ],
 )
-def test_python_is_not_taken_apart(end: str, status: int) -> None:
+def test_exit_status_and_exit_handlers_of_python_are_kept(end: str, status: int) -> None:
     done = shell('"$@"', ENDING.format(end), [])
     assert (done.stdout, done.stderr, done.returncode) == ("done\ntidied up\n", "", status)
 

@@ -40,14 +40,16 @@ def without(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
     "words", [["info"], ["info", "--format=json"], ["list"], ["list", "--format=json"],
               ["refresh"], ["cdi", "generate"]], ids=" ".join,
 )  # fmt: skip
-def test_the_other_vendor_is_shown_and_the_command_fails(call: Call, words: list[str]) -> None:
+def test_a_failing_driver_fails_the_command_but_other_vendors_are_shown(
+    call: Call, words: list[str]
+) -> None:
     done = call(*words)
     assert re.search("NVIDIA H200|1 GPUs|nvidia.com/gpu", done.output)
     assert isinstance(done.exception, GpuhookError)
     assert "AMD?" in str(done.exception)
 
 
-def test_a_driver_that_is_not_there_is_nothing_to_speak_of(
+def test_info_succeeds_without_the_driver_of_a_second_vendor(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, "amd")
@@ -108,7 +110,7 @@ EVERY_TABLE = (
 
 @pytest.mark.parametrize("width", [120, 80, 60, 40, 20])
 @pytest.mark.parametrize("words", EVERY_TABLE, ids=" ".join)
-def test_no_word_is_broken(narrow: Call, words: list[str], width: int) -> None:
+def test_narrow_terminals_break_no_word(narrow: Call, words: list[str], width: int) -> None:
     """Longer than a terminal is only a word that has a line of its own."""
     whole, cut = narrow(1000, *words), narrow(width, *words)
     assert whole.exit_code == cut.exit_code
@@ -124,7 +126,7 @@ def test_no_word_is_broken(narrow: Call, words: list[str], width: int) -> None:
 
 @pytest.mark.parametrize("width", range(40, 201, 20))
 @pytest.mark.parametrize("command", ["info", "list"])
-def test_a_device_is_one_line(narrow: Call, command: str, width: int) -> None:
+def test_a_device_takes_one_line_at_any_width(narrow: Call, command: str, width: int) -> None:
     """As far as the containers' names have space on a line."""
     lines = narrow(width, command).stdout.splitlines()
     [start] = [number for number, line in enumerate(lines) if line.startswith("INDEX")]
@@ -137,7 +139,7 @@ def test_a_device_is_one_line(narrow: Call, command: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", range(40, 201, 20))
-def test_a_cdi_device_is_one_line(narrow: Call, tmp_path: Path, width: int) -> None:
+def test_a_cdi_device_takes_one_line_at_any_width(narrow: Call, tmp_path: Path, width: int) -> None:
     folder = tmp_path / "a-folder-with-a-long-name"
     folder.mkdir()
     names = ["0", "GPU-00000000-1111-2222-3333-444444444444"]
@@ -151,7 +153,7 @@ def test_a_cdi_device_is_one_line(narrow: Call, tmp_path: Path, width: int) -> N
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_containers_are_named_whole(narrow: Call, width: int) -> None:
+def test_container_names_are_shown_in_full(narrow: Call, width: int) -> None:
     words = narrow(width, "list").stdout.replace(",", " ").split()
     assert f"docker:{NAME}" in words
     assert "research/trainer-0/main" in words
@@ -174,7 +176,7 @@ def devices(vendor: str, *models: str) -> Inventory:
 
 @pytest.mark.parametrize("vendor", [name for name in registry.KNOWN if name != "nvidia"])
 @pytest.mark.parametrize("models", [(), ("X100",), ("X100", "")])
-def test_the_vendor_is_named(
+def test_listing_names_the_vendor_when_device_names_do_not(
     vendor: str, models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the devices' own names or those above them, without and with NVIDIA devices."""
@@ -221,7 +223,7 @@ def test_lost_gpus_are_marked(
     assert as_json["lost"] == [{"vendor": "nvidia", "index": index} for index in lost]
 
 
-def test_a_device_that_cannot_be_used_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unusable_device_is_marked_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     found = devices("amd", "X100", "X200")
     found.devices[1].__dict__["state"] = "the driver refuses it"
     listing._show([found], registry.KNOWN, [], Names())

@@ -32,7 +32,9 @@ def _statuses(tree: Tree, engine: str) -> dict[str, str]:
     ("engine", "version"),
     [*((name, "2") for name in CHECKS), ("containerd", "3"), ("containerd", "4")],
 )
-def test_install_and_uninstall(tree: Tree, engine: str, version: str) -> None:
+def test_checks_pass_after_install_and_report_unused_after_uninstall(
+    tree: Tree, engine: str, version: str
+) -> None:
     tree.program(f"/usr/bin/{PROGRAMS.get(engine, engine)}")
     tree.process(7, "/usr/bin/kubelet")
     tree.program(GPU_PY)
@@ -48,7 +50,7 @@ def test_install_and_uninstall(tree: Tree, engine: str, version: str) -> None:
     assert f"{engine}-unused" in _statuses(tree, engine)
 
 
-def test_podmans_own_low_level_runtime(tree: Tree) -> None:
+def test_a_changed_low_level_runtime_of_podman_gives_a_note(tree: Tree) -> None:
     """A note says when install should run again, because another runtime is podman's own now."""
     for program in ("/usr/bin/podman", "/usr/bin/runc", GPU_PY):
         tree.program(program)
@@ -63,7 +65,7 @@ def test_podmans_own_low_level_runtime(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("stage", ["prestart", "precreate"])
-def test_podmans_hook(tree: Tree, stage: str) -> None:
+def test_an_installed_podman_hook_is_ok(tree: Tree, stage: str) -> None:
     tree.program("/usr/bin/podman")
     tree.program(GPU_PY)
     tree.program(f"{BIN}/gpuhook-prestart")

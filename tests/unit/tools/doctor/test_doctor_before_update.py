@@ -30,7 +30,7 @@ ONE, TWO = NodeUser(7, "python3", ("/dev/nvidia0",)), NodeUser(8, "a\nb", ("/dev
     ],
     ids=lambda value: value.engine or value.name if isinstance(value, Holder) else None,
 )
-def test_each_kind_has_its_remedy(holder: Holder, unit: str, remedy: str) -> None:
+def test_each_kind_of_device_holder_has_its_remedy(holder: Holder, unit: str, remedy: str) -> None:
     made = before_update._holder(holder, unit)
     assert remedy in made.remedy
     found = before_update._finding(made)
@@ -38,7 +38,7 @@ def test_each_kind_has_its_remedy(holder: Holder, unit: str, remedy: str) -> Non
     assert found.remedy.startswith(made.remedy)
 
 
-def test_processes_nodes_and_what_restarts_them() -> None:
+def test_in_use_finding_names_processes_nodes_and_restart_policy() -> None:
     holder = Holder("web", "f" * 64, "docker", [ONE, TWO], "docker: always", "Run docker stop web")
     found = before_update._finding(holder)
     assert found.message == (
@@ -66,7 +66,7 @@ def _npd(monkeypatch: pytest.MonkeyPatch, *findings: Finding, user: int = 0) -> 
     return CliRunner().invoke(cli, ["doctor", "--npd"])
 
 
-def test_the_line_and_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_npd_output_and_exit_status_follow_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     good, poor = ok("a", "Fine"), warning("b", "Poor", "Do it")
     bad, worse = failure("c", "Bad\nfile", "Mend it"), failure("d", "Worse", "Mend it")
     for findings, status, line in (
@@ -81,7 +81,7 @@ def test_the_line_and_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (done.exit_code, done.output) == (2, "gpuhook: state unknown: run it as root\n")
 
 
-def test_options_that_exclude_each_other() -> None:
+def test_before_update_with_conflicting_options_is_refused() -> None:
     for other in ("--npd", "--engine=docker"):
         done = CliRunner().invoke(cli, ["doctor", "--before-update", other])
         assert done.exit_code == 2

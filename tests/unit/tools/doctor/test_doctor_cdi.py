@@ -55,7 +55,7 @@ def test_doctor_reports_nothing_without_cdi_specs(tree: Tree) -> None:
     {"deviceNodes": [{"path": "/dev/y", "hostPath": "/opt/x"}]},
     {"hooks": [{"hookName": "createContainer", "path": "/opt/x"}]},
 ])  # fmt: skip
-def test_paths_that_are_missing(tree: Tree, edits: dict[str, Any]) -> None:
+def test_missing_paths_in_a_cdi_spec_give_a_warning(tree: Tree, edits: dict[str, Any]) -> None:
     tree.write("/etc/cdi/x.yaml", document(**edits))
     status, words = said(cdi.paths(tree.case))["cdi-paths"]
     assert status == "warning"
@@ -67,7 +67,7 @@ def test_paths_that_are_missing(tree: Tree, edits: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def test_a_document_that_refresh_keeps(tree: Tree) -> None:
+def test_the_remedy_for_a_managed_cdi_spec_is_refresh(tree: Tree) -> None:
     """The remedy is the command that makes this one again, and no other."""
     for folder in ("/etc/cdi", "/var/run/cdi"):
         tree.write(f"{folder}/x.yaml", document())
@@ -80,7 +80,7 @@ def test_a_document_that_refresh_keeps(tree: Tree) -> None:
     assert second.remedy == "Run gpuhook cdi refresh"
 
 
-def test_a_hook_of_ours_that_was_removed(tree: Tree) -> None:
+def test_a_removed_gpuhook_cdi_hook_gives_a_warning(tree: Tree) -> None:
     path = "/opt/old/bin/gpuhook-cdi-hook"
     tree.write("/etc/cdi/x.yaml", document(hooks=[{"hookName": "createContainer", "path": path}]))
     [found] = cdi.paths(tree.case)
@@ -90,7 +90,7 @@ def test_a_hook_of_ours_that_was_removed(tree: Tree) -> None:
     assert said(cdi.paths(tree.case))["cdi-paths"][0] == "warning", "it can't be executed"
 
 
-def test_another_toolkits_hook_that_leads_to_us(tree: Tree) -> None:
+def test_an_nvidia_cdi_hook_linked_to_gpuhook_gives_a_warning(tree: Tree) -> None:
     path = "/usr/bin/nvidia-cdi-hook"
     tree.write("/etc/cdi/x.yaml", document(hooks=[{"hookName": "createContainer", "path": path}]))
     program = tree.program(path)
@@ -102,7 +102,7 @@ def test_another_toolkits_hook_that_leads_to_us(tree: Tree) -> None:
     assert path in words
 
 
-def test_numbers_that_are_the_hosts(tree: Tree) -> None:
+def test_device_numbers_differing_from_the_host_give_a_warning(tree: Tree) -> None:
     """The null device has the same ones everywhere."""
     null = {"path": "/dev/card", "hostPath": "/dev/null", "type": "c", "major": 1, "minor": 3}
     tree.link("/dev/null", "/dev/null")
@@ -116,7 +116,7 @@ def test_numbers_that_are_the_hosts(tree: Tree) -> None:
     assert said(cdi.numbers(tree.case)) == {}
 
 
-def test_broken_documents_are_named_with_their_line(tree: Tree) -> None:
+def test_broken_cdi_specs_are_named_with_their_line(tree: Tree) -> None:
     tree.write("/etc/cdi/x.yaml", "cdiVersion: 0.5.0\nkind: [\n")
     [found] = cdi.files(tree.case)
     assert (found.check, found.status) == ("cdi-broken", "warning")
@@ -125,7 +125,7 @@ def test_broken_documents_are_named_with_their_line(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.yml", "x.YAML", "x.Json"])
-def test_names_that_no_engine_reads(tree: Tree, name: str) -> None:
+def test_cdi_file_names_that_no_engine_reads_give_a_warning(tree: Tree, name: str) -> None:
     tree.write(f"/etc/cdi/{name}", document())
     [found] = cdi.files(tree.case)
     assert (found.check, found.status) == ("cdi-ignored", "warning")
@@ -141,7 +141,7 @@ def test_a_cdi_spec_readable_only_by_root_is_reported(tree: Tree) -> None:
     assert found.remedy == "Run chmod 644 /etc/cdi/x.yaml"
 
 
-def test_two_documents_with_the_same_name_in_one_folder(tree: Tree) -> None:
+def test_a_device_name_in_two_cdi_specs_of_one_folder_gives_a_warning(tree: Tree) -> None:
     tree.write("/etc/cdi/x.yaml", document())
     tree.write("/etc/cdi/y.yaml", document())
     status, words = said(cdi.conflicts(tree.case))["cdi-conflict"]
@@ -150,7 +150,7 @@ def test_two_documents_with_the_same_name_in_one_folder(tree: Tree) -> None:
     assert "/etc/cdi/x.yaml and /etc/cdi/y.yaml" in words
 
 
-def test_a_document_that_a_later_folder_hides(tree: Tree) -> None:
+def test_a_cdi_spec_overridden_by_a_later_folder_gives_a_warning(tree: Tree) -> None:
     tree.write("/etc/cdi/x.yaml", document())
     tree.write("/var/run/cdi/x.yaml", document())
     assert said(cdi.conflicts(tree.case)) == {}, "both say the same"
@@ -178,7 +178,7 @@ def test_a_cdi_folder_that_podman_ignores_gives_a_warning(
         assert "cdi-folder" not in readers(tree), "it has the same names"
 
 
-def test_folders_that_podman_is_told_of(tree: Tree) -> None:
+def test_podmans_cdi_spec_dirs_setting_is_respected(tree: Tree) -> None:
     podman(tree, "5.4.2")
     tree.write("/var/run/cdi/x.yaml", document())
     text = '[engine]\ncdi_spec_dirs = ["/run/cdi"]\n'
@@ -190,7 +190,7 @@ def test_folders_that_podman_is_told_of(tree: Tree) -> None:
     ("4.3.1", "0.5.0", True), ("4.3.1", "0.6.0", False), ("5.4.2", "0.8.0", True),
     ("5.4.2", "1.0.0", False), ("5.6.0", "1.0.0", True), ("3.4.4", "1.0.0", True),
 ])  # fmt: skip
-def test_a_version_that_podman_refuses(
+def test_a_cdi_version_too_new_for_podman_gives_a_warning(
     tree: Tree, version: str, cdi_version: str, taken: bool
 ) -> None:
     podman(tree, version)
@@ -206,14 +206,14 @@ def test_a_version_that_podman_refuses(
         )
 
 
-def test_a_version_that_the_content_needs(tree: Tree) -> None:
+def test_remedy_for_a_needed_cdi_version_is_a_podman_update(tree: Tree) -> None:
     podman(tree, "4.3.1")
     tree.write("/etc/cdi/x.yaml", document(version="0.7.0", additionalGids=[44]))
     remedy = readers(tree)["cdi-version"].remedy
     assert remedy.startswith("Update podman; or set no-additional-gids-for-device-nodes")
 
 
-def test_debian_builds_with_its_own_library(tree: Tree) -> None:
+def test_cdi_version_limit_of_debians_podman_is_known(tree: Tree) -> None:
     podman(tree, "5.6.0")
     tree.write("/etc/cdi/x.yaml", document(version="1.0.0"))
     assert "cdi-version" not in readers(tree)
@@ -230,7 +230,7 @@ def test_debian_builds_with_its_own_library(tree: Tree) -> None:
     ("28.5.2", {}, True), ("28.5.2", {"features": {"cdi": False}}, False),
     ("28.5.2", {"cdi-spec-dirs": []}, False), ("20.10.24", {}, True),
 ])  # fmt: skip
-def test_a_docker_with_cdi_switched_off(
+def test_docker_with_cdi_disabled_is_reported(
     tree: Tree, version: str, settings: dict[str, Any], is_on: bool
 ) -> None:
     dockerd(tree, version)
@@ -249,7 +249,7 @@ def test_a_docker_with_cdi_switched_off(
         assert readers(tree)["cdi-engine"].status == "warning", "it was asked for"
 
 
-def test_a_docker_that_runs_says_it_itself(tree: Tree) -> None:
+def test_cdi_settings_are_asked_of_the_running_docker(tree: Tree) -> None:
     tree.process(9, "dockerd")
     tree.write("/etc/cdi/x.yaml", document(version="1.0.0"))
     answer: dict[str, Any] = {"ServerVersion": "26.1.5", "CDISpecDirs": []}
@@ -267,7 +267,7 @@ def test_a_docker_that_runs_says_it_itself(tree: Tree) -> None:
     ("2.1.4", "", True),
     ("2.1.4", '[plugins."io.containerd.cri.v1.runtime"]\nenable_cdi = false\n', False),
 ])  # fmt: skip
-def test_a_containerd_with_cdi_switched_off(
+def test_containerd_with_cdi_disabled_gives_a_note(
     tree: Tree, version: str, text: str, is_on: bool
 ) -> None:
     engine(tree, "containerd", f"containerd github.com/containerd/containerd/v2 {version} x")
@@ -287,7 +287,7 @@ def test_an_unused_cdi_spec_is_a_note_not_a_warning(tree: Tree) -> None:
     assert readers(tree)["cdi-version"].status == "warning"
 
 
-def test_the_last_error_of_a_refresh(tree: Tree) -> None:
+def test_the_last_refresh_error_gives_a_warning(tree: Tree) -> None:
     state = tree.root / "var/lib/gpuhook"
     assert said(cdi.refresh_errors(tree.case)) == {}
     managed_specs.save_errors(
@@ -302,7 +302,7 @@ def test_the_last_error_of_a_refresh(tree: Tree) -> None:
     assert "is damaged" in found.message
 
 
-def test_documents_that_are_no_files(tree: Tree) -> None:
+def test_fifos_and_link_loops_as_cdi_specs_are_reported_as_broken(tree: Tree) -> None:
     """None of them makes the doctor wait or stop."""
     folder: Path = tree.write("/etc/cdi/README").parent
     os.mkfifo(folder / "pipe.yaml")
@@ -311,7 +311,9 @@ def test_documents_that_are_no_files(tree: Tree) -> None:
     assert [each.check for each in found] == ["cdi-broken", "cdi-broken"]
 
 
-def test_a_device_that_is_shared_since(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cdi_spec_with_a_device_now_shared_by_mps_is_stale(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A document that names it would give it without MPS' limits, and so a new one doesn't."""
     inventory = machines.machine(machines.gpu(0, 0), machines.gpu(1, 1))
     source = Source(VENDOR, inventory, tree.case.config, "/opt/gpuhook-cdi-hook")
@@ -329,7 +331,9 @@ def test_a_device_that_is_shared_since(tree: Tree, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("names", [(), ("memlock",), ("memlock", "stack"), ("shm_size",)])
-def test_limits_that_no_spec_can_raise(tree: Tree, names: tuple[str, ...], is_there: bool) -> None:
+def test_resource_limits_that_cdi_specs_cannot_raise_are_reported(
+    tree: Tree, names: tuple[str, ...], is_there: bool
+) -> None:
     if is_there:
         hook = {"hookName": "createContainer", "path": "/usr/bin/gpuhook-cdi-hook"}
         tree.write("/etc/cdi/x.yaml", document(hooks=[hook]))

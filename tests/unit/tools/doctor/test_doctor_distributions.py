@@ -140,7 +140,9 @@ def test_a_microk8s_drop_in_with_a_placeholder_gives_a_warning(tree: Tree) -> No
         ("28.5.2", codecs.BOM_UTF16_LE, "ok"),
     ],
 )
-def test_daemon_json(tree: Tree, version: str, mark: bytes, status: str) -> None:
+def test_daemon_json_with_a_byte_order_mark_fails_only_on_old_docker(
+    tree: Tree, version: str, mark: bytes, status: str
+) -> None:
     tree.program(GPU_PY)
     tree.program("/usr/bin/dockerd", f"#!/bin/sh\necho Docker version {version}, build 1\n")
     text = json.dumps({"runtimes": {"gpu-py": {"path": GPU_PY}}})
@@ -152,7 +154,9 @@ def test_daemon_json(tree: Tree, version: str, mark: bytes, status: str) -> None
 
 
 @pytest.mark.parametrize(("version", "status"), [("1.7.24", "ok"), ("2.1.9", "failure")])
-def test_config_toml(tree: Tree, version: str, status: str) -> None:
+def test_config_toml_with_a_byte_order_mark_fails_on_containerd_2(
+    tree: Tree, version: str, status: str
+) -> None:
     tree.program(GPU_PY)
     tree.program("/usr/bin/containerd", f"#!/bin/sh\necho containerd x/v2 {version} x\n")
     text = f'version = 2\n[plugins."{starts.V2}".containerd.runtimes.gpu-py.options]\n'
@@ -162,7 +166,9 @@ def test_config_toml(tree: Tree, version: str, status: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "status"), [("4.3.1", "failure"), ("5.4.2", "ok")])
-def test_containers_conf(tree: Tree, version: str, status: str) -> None:
+def test_containers_conf_with_a_byte_order_mark_fails_on_old_podman(
+    tree: Tree, version: str, status: str
+) -> None:
     tree.program(GPU_PY)
     tree.program("/usr/bin/podman", f"#!/bin/sh\necho podman version {version}\n")
     text = f'[engine.runtimes]\ngpu-py = ["{GPU_PY}"]\n'
@@ -177,7 +183,7 @@ def test_containers_conf(tree: Tree, version: str, status: str) -> None:
     assert ("failure" in statuses) is (status == "failure")
 
 
-def test_a_hook_file(tree: Tree) -> None:
+def test_a_hook_file_with_a_byte_order_mark_is_a_failure(tree: Tree) -> None:
     """podman's reader of hooks knows no mark, and then no container starts."""
     tree.program("/usr/bin/podman")
     hook = {"version": "1.0.0", "hook": {"path": tree.program(f"{BIN}/gpuhook-prestart").name}}

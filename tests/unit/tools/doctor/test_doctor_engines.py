@@ -33,7 +33,7 @@ def _docker(tree: Tree) -> dict[str, tuple[str, str]]:
     return said(docker_checks.docker(tree.case))
 
 
-def test_no_engine_at_all(tree: Tree) -> None:
+def test_a_host_without_engines_gives_a_warning(tree: Tree) -> None:
     assert said(engines.engine_found(tree.case))["engines"][0] == "warning"
     assert _docker(tree) == {}
     for check in (engines.containerd, engines.crio, engines.podman):
@@ -46,7 +46,7 @@ def test_engines_that_are_installed_or_run_are_named(tree: Tree) -> None:
     assert said(engines.engine_found(tree.case))["engines"] == ("ok", "Found crio, podman")
 
 
-def test_docker_that_does_not_run(tree: Tree) -> None:
+def test_a_docker_that_is_not_running_gives_a_note(tree: Tree) -> None:
     tree.program("/usr/bin/dockerd")
     found = _docker(tree)
     assert {check: status for check, (status, _) in found.items()} == {
@@ -103,19 +103,19 @@ def test_the_remedy_names_the_config_file_that_the_engine_reads(
 
 
 @pytest.mark.parametrize("answer", [[], "text", None])
-def test_an_answer_that_is_none(tree: Tree, answer: Any) -> None:
+def test_a_malformed_docker_answer_gives_a_warning(tree: Tree, answer: Any) -> None:
     tree.process(9, "dockerd")
     with tree.docker_answers("/var/run/docker.sock", answer):
         assert _docker(tree)["docker-loaded"][0] == "warning"
 
 
-def test_an_answer_with_an_error(tree: Tree) -> None:
+def test_an_error_answer_of_docker_is_quoted(tree: Tree) -> None:
     tree.process(9, "dockerd")
     with tree.docker_answers("/var/run/docker.sock", {}, "403 Forbidden"):
         assert "403 Forbidden" in _docker(tree)["docker-loaded"][1]
 
 
-def test_a_registered_program_that_is_gone(tree: Tree) -> None:
+def test_a_missing_registered_program_is_a_failure(tree: Tree) -> None:
     tree.program("/usr/bin/dockerd")
     _daemon_json(tree)
     status, message = _docker(tree)["docker-registered"]
@@ -125,7 +125,7 @@ def test_a_registered_program_that_is_gone(tree: Tree) -> None:
 
 @pytest.mark.parametrize("text", ["{", '{"runtimes": ', "gpu", "[]", "1", '{"runtimes": []}',
                                   '{"runtimes": {"a": 1}}'])  # fmt: skip
-def test_a_daemon_json_that_is_not_json_or_of_another_shape(tree: Tree, text: str) -> None:
+def test_invalid_daemon_json_is_a_failure_and_odd_values_are_ignored(tree: Tree, text: str) -> None:
     tree.program("/usr/bin/dockerd")
     tree.write(DAEMON_JSON, text)
     found = _docker(tree)
@@ -137,7 +137,7 @@ def test_a_daemon_json_that_is_not_json_or_of_another_shape(tree: Tree, text: st
         assert "docker-unused" in found
 
 
-def test_a_dockerd_with_files_of_its_own(tree: Tree, docker: RunDocker) -> None:
+def test_config_file_and_socket_options_of_dockerd_are_used(tree: Tree, docker: RunDocker) -> None:
     tree.process(9, "dockerd", "--config-file=/srv/d.json", "--host", "unix:///srv/d.sock")
     _daemon_json(tree, path="/srv/d.json")
     tree.program(GPU_PY)
@@ -147,7 +147,7 @@ def test_a_dockerd_with_files_of_its_own(tree: Tree, docker: RunDocker) -> None:
     assert "/srv/d.json" in found["docker-registered"][1]
 
 
-def test_a_rootless_dockerd_has_its_files_at_home(tree: Tree, docker: RunDocker) -> None:
+def test_rootless_dockerd_files_are_found_in_the_users_home(tree: Tree, docker: RunDocker) -> None:
     environ = ["HOME=/home/ann", "XDG_RUNTIME_DIR=/run/user/1000"]
     tree.users = {1000}
     tree.process(9, "dockerd", environ=environ, uid=1000)
@@ -159,7 +159,7 @@ def test_a_rootless_dockerd_has_its_files_at_home(tree: Tree, docker: RunDocker)
     assert "/home/ann/" in found["docker-registered"][1]
 
 
-def test_our_runtime_under_nvidias_name(tree: Tree, docker: RunDocker) -> None:
+def test_gpu_py_registered_as_nvidia_is_ok(tree: Tree, docker: RunDocker) -> None:
     program = "/usr/local/bin/nvidia-container-runtime"
     tree.link(program, str(tree.program(GPU_PY)))
     settings = {"runtimes": {"nvidia": {"path": program}}}
@@ -170,14 +170,14 @@ def test_our_runtime_under_nvidias_name(tree: Tree, docker: RunDocker) -> None:
     assert found["docker-registered"][0] == found["docker-loaded"][0] == "ok"
 
 
-def test_the_socket_that_daemon_json_names(tree: Tree, docker: RunDocker) -> None:
+def test_the_docker_socket_named_in_daemon_json_is_used(tree: Tree, docker: RunDocker) -> None:
     tree.process(9, "dockerd")
     tree.write(DAEMON_JSON, '{"hosts": ["tcp://x", "unix:///srv/d.sock"]}')
     docker({}, "/srv/d.sock")
     assert tree.case.dockers[0].info is not None
 
 
-def test_a_dockerd_in_another_pid_namespace_is_not_ours(tree: Tree) -> None:
+def test_a_dockerd_in_another_pid_namespace_is_ignored(tree: Tree) -> None:
     tree.process(9, "dockerd", status={"NSpid": "9\t1"})
     assert tree.case.dockers == []
 
@@ -201,7 +201,7 @@ def test_the_hook_that_serves_docker_gpus_is_named(tree: Tree, text: str, words:
     ("version", "words"),
     [("28.5.2", "don't work"), ("29.2.0", "uses CDI specs in Docker 29.2.0")],
 )
-def test_a_docker_that_serves_gpus_by_cdi(
+def test_docker_gpus_option_served_by_cdi_gives_a_note(
     tree: Tree, docker: RunDocker, version: str, words: str
 ) -> None:
     tree.process(9, "dockerd", environ=["PATH=/usr/bin"])
@@ -212,7 +212,7 @@ def test_a_docker_that_serves_gpus_by_cdi(
     assert words in message
 
 
-def test_a_hook_that_dockerd_has_not_seen_yet(tree: Tree) -> None:
+def test_a_hook_newer_than_the_running_dockerd_gives_a_warning(tree: Tree) -> None:
     tree.program(f"{BIN}/gpuhook-prestart")
     tree.link("/usr/bin/nvidia-container-runtime-hook", f"{tree.root}{BIN}/gpuhook-prestart")
     tree.process(9, "dockerd", environ=["PATH=/usr/bin"])
@@ -221,7 +221,7 @@ def test_a_hook_that_dockerd_has_not_seen_yet(tree: Tree) -> None:
     assert "is newer than the running dockerd" in message
 
 
-def test_a_hook_that_is_not_surely_newer_than_dockerd(tree: Tree) -> None:
+def test_a_hook_as_old_as_dockerd_within_rounding_gives_no_warning(tree: Tree) -> None:
     """The boot is known in whole seconds, so a dockerd may seem older than it is."""
     tree.program(f"{BIN}/gpuhook-prestart")
     tree.process(9, "dockerd", environ=["PATH=/usr/bin"])
@@ -232,20 +232,20 @@ def test_a_hook_that_is_not_surely_newer_than_dockerd(tree: Tree) -> None:
     assert "is newer than" not in _docker(tree)["docker-gpus-option"][1]
 
 
-def test_an_environment_that_may_not_be_read(tree: Tree) -> None:
+def test_an_unreadable_dockerd_environment_gives_a_note(tree: Tree) -> None:
     tree.process(9, "dockerd", environ=None)
     status, message = _docker(tree)["docker-gpus-option"]
     assert status == "note"
     assert "is unknown whether" in message
 
 
-def test_docker_from_a_snap(tree: Tree) -> None:
+def test_docker_from_a_snap_gives_a_warning(tree: Tree) -> None:
     tree.write("/snap/bin/docker")
     assert _docker(tree)["docker-snap"][0] == "warning"
 
 
 @pytest.mark.parametrize("version", RUNTIME_TABLES)
-def test_containerd_of_every_version(tree: Tree, version: str) -> None:
+def test_runtimes_in_every_containerd_config_version_are_found(tree: Tree, version: str) -> None:
     tree.program("/usr/bin/containerd")
     tree.program(GPU_PY)
     text = f"version = {version}\n" + RUNTIME_TABLES[version].format(GPU_PY)
@@ -259,7 +259,7 @@ def test_containerd_of_every_version(tree: Tree, version: str) -> None:
 
 
 @pytest.mark.parametrize("by", [CONTAINERD, "/etc/containerd/more.toml"])
-def test_containerd_with_a_drop_in(tree: Tree, by: str) -> None:
+def test_runtimes_in_imported_containerd_drop_ins_are_found(tree: Tree, by: str) -> None:
     tree.program("/usr/bin/containerd")
     tree.program(GPU_PY)
     tree.write(CONTAINERD, 'version = 3\nimports = ["more.toml"]\n')
@@ -271,7 +271,9 @@ def test_containerd_with_a_drop_in(tree: Tree, by: str) -> None:
 
 
 @pytest.mark.parametrize(("started", "status"), [(BOOT + 10, "failure"), (2**31, "ok")])
-def test_a_daemon_older_than_its_file(tree: Tree, started: int, status: str) -> None:
+def test_a_daemon_older_than_its_config_file_is_a_failure(
+    tree: Tree, started: int, status: str
+) -> None:
     tree.process(3, "/usr/bin/containerd", "--config", "/srv/c.toml", started=started)
     tree.program(GPU_PY)
     tree.write("/srv/c.toml", RUNTIME_TABLES["2"].format(GPU_PY))
@@ -281,7 +283,7 @@ def test_a_daemon_older_than_its_file(tree: Tree, started: int, status: str) -> 
 @pytest.mark.parametrize(
     ("newer", "status"), [(-60, "ok"), (0.9, "ok"), (1.9, "ok"), (2.1, "failure"), (60, "failure")]
 )
-def test_a_daemon_restarted_right_after_its_file_was_written(
+def test_a_daemon_restarted_within_two_seconds_of_its_file_is_ok(
     tree: Tree, newer: float, status: str
 ) -> None:
     tree.process(3, "/usr/bin/containerd", started=BOOT + 100)
@@ -291,7 +293,7 @@ def test_a_daemon_restarted_right_after_its_file_was_written(
     assert said(engines.containerd(tree.case))["containerd-loaded"][0] == status
 
 
-def test_several_containerds_are_told_of_once_or_by_their_files(tree: Tree) -> None:
+def test_several_containerds_give_one_finding_for_each_config_file(tree: Tree) -> None:
     tree.process(3, "/usr/bin/containerd")
     tree.process(4, "/usr/bin/containerd")
     assert len(list(engines.containerd(tree.case))) == 1
@@ -301,7 +303,7 @@ def test_several_containerds_are_told_of_once_or_by_their_files(tree: Tree) -> N
     assert "/srv/c.toml" in messages[1]
 
 
-def test_a_daemon_whose_age_is_unknown(tree: Tree) -> None:
+def test_a_daemon_of_unknown_age_gives_a_warning(tree: Tree) -> None:
     tree.process(3, "/usr/bin/containerd")
     (tree.root / "proc/stat").unlink()
     tree.program(GPU_PY)
@@ -311,7 +313,7 @@ def test_a_daemon_whose_age_is_unknown(tree: Tree) -> None:
 
 @pytest.mark.parametrize(("program", "status"), [(GPU_PY, "ok"), ("/other/runc", "failure")])
 @pytest.mark.parametrize("path", ["/usr/bin/containerd", "/proc/3/exe"])
-def test_containerd_is_asked_what_it_takes_of_its_files(
+def test_containerds_config_dump_decides_over_its_files(
     tree: Tree, path: str, program: str, status: str
 ) -> None:
     """A file that it reads later may have the last word, and one of another version none."""
@@ -347,13 +349,13 @@ def test_containerd_with_an_imported_file_of_a_higher_version(
     assert ("higher configuration version" in words) == refused
 
 
-def test_containerd_that_is_dockers_own_child(tree: Tree) -> None:
+def test_containerd_started_by_docker_is_ignored(tree: Tree) -> None:
     child = "/var/run/docker/containerd/containerd.toml"
     tree.process(3, "containerd", "--config", child)
     assert said(engines.containerd(tree.case)) == {}
 
 
-def test_containerd_needs_the_runtime_only_below_kubernetes(tree: Tree) -> None:
+def test_unregistered_containerd_is_a_warning_only_with_a_kubelet(tree: Tree) -> None:
     case = tree.case
     case.registered.append("docker")
     tree.program("/usr/bin/dockerd")
@@ -366,7 +368,7 @@ def test_containerd_needs_the_runtime_only_below_kubernetes(tree: Tree) -> None:
     }
 
 
-def test_containerd_with_broken_files(tree: Tree) -> None:
+def test_broken_containerd_files_are_a_failure(tree: Tree) -> None:
     tree.program("/usr/bin/containerd")
     tree.write(CONTAINERD, "[[[")
     assert said(engines.containerd(tree.case))["containerd-registered"][0] == "failure"
@@ -376,7 +378,7 @@ def test_containerd_with_broken_files(tree: Tree) -> None:
     assert "/gone/gpu-py" in message
 
 
-def test_crio(tree: Tree) -> None:
+def test_crio_registration_in_a_drop_in_is_ok(tree: Tree) -> None:
     tree.process(5, "/usr/bin/crio", started=2**31)
     assert "crio-unused" in said(engines.crio(tree.case))
     tree.program(GPU_PY)
@@ -411,7 +413,9 @@ def test_crio(tree: Tree) -> None:
     ],
     ids=["without us", "runtime", "no program", "no TOML", "hook of old", "hook"],
 )  # fmt: skip
-def test_podman(tree: Tree, path: str, text: str, check: str, status: str) -> None:
+def test_podman_registration_is_checked_in_config_and_hook_files(
+    tree: Tree, path: str, text: str, check: str, status: str
+) -> None:
     tree.program("/usr/bin/podman")
     tree.program(f"{BIN}/gpuhook-prestart")
     tree.program(GPU_PY)
@@ -430,7 +434,7 @@ def test_podman(tree: Tree, path: str, text: str, check: str, status: str) -> No
         ("", False, "ok", "only if hooks_dir names it"),
     ],
 )
-def test_a_hook_where_old_podmans_do_not_look(
+def test_a_hook_folder_that_old_podman_does_not_read_gives_a_warning(
     tree: Tree, version: str, named: bool, status: str, words: str
 ) -> None:
     tree.program("/usr/bin/podman", f"#!/bin/sh\necho {version}\n")
@@ -455,7 +459,9 @@ def test_a_hook_where_old_podmans_do_not_look(
         ("/etc/containers/oci/precreate.d", "ok"),
     ],
 )
-def test_a_hook_at_precreate_where_builds_look(tree: Tree, folder: str, status: str) -> None:
+def test_a_precreate_hook_in_a_folder_read_by_builds_gives_a_warning(
+    tree: Tree, folder: str, status: str
+) -> None:
     tree.program("/usr/bin/podman")
     tree.program(f"{BIN}/gpuhook-prestart")
     tree.write("/etc/containers/containers.conf", f'[engine]\nhooks_dir = ["{folder}"]\n')
@@ -467,7 +473,7 @@ def test_a_hook_at_precreate_where_builds_look(tree: Tree, folder: str, status: 
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"hook": {}}', '{"hook": {"path": "/gone"}}', "", "{}"]
 )
-def test_a_hook_file_that_stops_every_container(tree: Tree, text: str) -> None:
+def test_an_invalid_podman_hook_file_is_a_failure(tree: Tree, text: str) -> None:
     tree.program("/usr/bin/podman")
     tree.write("/etc/containers/containers.conf", '[engine]\nhooks_dir = ["/srv/hooks"]\n')
     tree.write("/srv/hooks/x.json", text)

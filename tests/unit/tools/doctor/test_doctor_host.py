@@ -29,13 +29,15 @@ HYBRID = V1 + "31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
         (HYBRID, "cgroup version 1, and an empty version 2 tree"),
     ],
 )
-def test_cgroup_versions(tree: Tree, mounts: str, words: str) -> None:
+def test_the_cgroup_version_is_reported(tree: Tree, mounts: str, words: str) -> None:
     tree.write("/proc/self/mountinfo", mounts)
     assert said(host.cgroups(tree.case))["cgroups"] == ("ok", words)
 
 
 @pytest.mark.parametrize(("mounts", "warned"), [(V1, False), (V2, False), (HYBRID, True)])
-def test_cgroups_that_others_open(tree: Tree, mounts: str, warned: bool) -> None:
+def test_hybrid_cgroups_without_nsdelegate_warn_with_memory_limits(
+    tree: Tree, mounts: str, warned: bool
+) -> None:
     """With memory limits set, one container could move another out of its cgroup."""
     tree.write("/proc/self/mountinfo", mounts)
     assert not list(install.memory_limits(tree.case))
@@ -45,7 +47,7 @@ def test_cgroups_that_others_open(tree: Tree, mounts: str, warned: bool) -> None
     assert all("remount,nsdelegate /sys/fs/cgroup/unified, " in each.remedy for each in found)
 
 
-def test_no_cgroups(tree: Tree) -> None:
+def test_missing_cgroups_give_a_warning(tree: Tree) -> None:
     tree.write("/proc/self/mountinfo", "1 2 0:1 / / rw - ext4 /dev/sda rw\n")
     assert said(host.cgroups(tree.case))["cgroups"][0] == "warning"
 
@@ -64,7 +66,7 @@ for each in host.kernel_events(types.SimpleNamespace()):
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_kernel_events(limited: bool) -> None:
+def test_unreceivable_kernel_events_give_a_warning(limited: bool) -> None:
     """A process that may open no socket is told so, in its own words."""
     argv = [sys.executable, "-c", EVENTS.format(limited=limited)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
@@ -77,7 +79,7 @@ def test_kernel_events(limited: bool) -> None:
 @pytest.mark.parametrize(
     ("release", "status"), [("6.1.0-18-amd64", "ok"), ("5.6.0", "ok"), ("5.4.0-generic", "warning")]
 )
-def test_kernels(tree: Tree, release: str, status: str) -> None:
+def test_an_old_kernel_gives_a_warning(tree: Tree, release: str, status: str) -> None:
     tree.write("/proc/sys/kernel/osrelease", f"{release}\n")
     assert said(host.kernel(tree.case))["kernel"][0] == status
 
@@ -91,14 +93,16 @@ def test_kernels(tree: Tree, release: str, status: str) -> None:
         ("/nothing", "", "ok", "Neither"),
     ],
 )
-def test_security_modules(tree: Tree, path: str, text: str, status: str, word: str) -> None:
+def test_enforcing_selinux_gives_a_warning(
+    tree: Tree, path: str, text: str, status: str, word: str
+) -> None:
     tree.write(path, text)
     found = said(host.security_modules(tree.case))["security-module"]
     assert found[0] == status
     assert word in found[1]
 
 
-def test_launchers_that_are_missing(tree: Tree) -> None:
+def test_missing_launchers_are_a_failure(tree: Tree) -> None:
     tree.program(f"{BIN}/gpu-py")
     status, message = said(install.launchers(tree.case))["launchers"]
     assert status == "failure"
@@ -114,7 +118,9 @@ def test_launchers_that_are_missing(tree: Tree) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["gpu-py", "gpuhook-prestart"])
-def test_launchers_of_another_machine(tree: Tree, name: str, header: bytes, machine: str) -> None:
+def test_launchers_of_another_architecture_are_a_failure(
+    tree: Tree, name: str, header: bytes, machine: str
+) -> None:
     """As where a virtual environment lies on a file system that machines of two kinds share."""
     for each in ("gpu-py", "gpuhook-prestart"):
         tree.write(f"{BIN}/{each}", "#!/bin/sh\n", 0o755)
@@ -128,13 +134,13 @@ def test_launchers_of_another_machine(tree: Tree, name: str, header: bytes, mach
 
 
 @pytest.mark.parametrize("text", ["", "#!/bin/sh\n", "\x7fELF"])
-def test_launchers_that_are_not_compiled(tree: Tree, text: str) -> None:
+def test_launchers_that_are_not_compiled_are_ok(tree: Tree, text: str) -> None:
     for each in ("gpu-py", "gpuhook-prestart"):
         tree.write(f"{BIN}/{each}", text, 0o755)
     assert said(install.launchers(tree.case))["launchers"][0] == "ok"
 
 
-def test_launchers_that_others_may_change(tree: Tree) -> None:
+def test_launchers_writable_by_others_are_a_failure(tree: Tree) -> None:
     hook = tree.program(f"{BIN}/gpuhook-prestart")
     tree.program(f"{BIN}/gpu-py")
     assert said(install.launchers(tree.case))["launchers"][0] == "ok"
@@ -150,24 +156,24 @@ def _starts(tree: Tree, script: str) -> dict[str, tuple[str, str]]:
     return said(install.runtime_starts(tree.case))
 
 
-def test_a_runtime_that_starts(tree: Tree) -> None:
+def test_a_runtime_that_starts_is_ok(tree: Tree) -> None:
     assert _starts(tree, '[ "$1" = --version ]')["runtime-starts"][0] == "ok"
     tree.config.runtimes = (str(tree.program("/usr/bin/runc")),)
     assert said(install.low_level_runtime(tree.case))["low-level-runtime"][0] == "ok"
 
 
-def test_a_runtime_that_does_not_start(tree: Tree) -> None:
+def test_a_runtime_that_does_not_start_is_a_failure(tree: Tree) -> None:
     status, message = _starts(tree, "echo first; echo it is broken >&2; exit 3")["runtime-starts"]
     assert status == "failure"
     assert message == "gpu-py --version exits with status 3: it is broken"
 
 
-def test_no_low_level_runtime(tree: Tree) -> None:
+def test_a_missing_low_level_runtime_is_a_failure(tree: Tree) -> None:
     tree.config.runtimes = ("/nonexistent/runc",)
     assert said(install.low_level_runtime(tree.case))["low-level-runtime"][0] == "failure"
 
 
-def test_keys_that_change_nothing(tree: Tree) -> None:
+def test_unknown_configuration_keys_give_a_warning(tree: Tree) -> None:
     tree.config = loads('[nvidia-ctk]\npath = "x"\npth = "x"\n', "/etc/gpuhook/config.toml")
     assert said(install.configuration(tree.case)) == {
         "configuration": ("ok", "/etc/gpuhook/config.toml is valid"),
@@ -182,7 +188,7 @@ def test_keys_that_change_nothing(tree: Tree) -> None:
     }
 
 
-def test_a_configuration_that_others_may_change(tree: Tree) -> None:
+def test_a_configuration_writable_by_others_is_a_failure(tree: Tree) -> None:
     tree.write("/etc/gpuhook/config.toml", mode=0o666)
     tree.config = loads("", "/etc/gpuhook/config.toml")
     assert said(install.configuration(tree.case))["configuration-owner"][0] == "failure"
@@ -195,7 +201,7 @@ def test_a_configuration_that_others_may_change(tree: Tree) -> None:
         ('swarm-resource = "nvida=X"\n', "swarm-resource names the vendor"),
     ],
 )
-def test_an_invalid_configuration(
+def test_an_invalid_configuration_is_a_failure(
     tmp_path_factory: pytest.TempPathFactory, text: str, problem: str
 ) -> None:
     path = tmp_path_factory.mktemp("config") / "config.toml"
@@ -231,7 +237,7 @@ def test_no_check_breaks_on_an_empty_machine(tree: Tree) -> None:
     assert not [each for each in findings if "itself failed" in each.message]
 
 
-def test_the_worst_counts() -> None:
+def test_exit_status_follows_the_worst_finding() -> None:
     assert worst([]) is Status.OK
     assert worst([ok("a", "")]).exit_status == 0
     assert worst([warning("a", "", ""), ok("b", "")]).exit_status == 1
@@ -246,7 +252,7 @@ def test_programs_are_found_like_a_shell_finds_them(tree: Tree) -> None:
     assert machine.which("tool", "/bin") is None
 
 
-def test_a_state_folder_that_others_may_change(tree: Tree) -> None:
+def test_a_state_folder_writable_by_others_is_a_failure(tree: Tree) -> None:
     tree.config.state_dir = "/run/gpuhook"
     folder = tree.root / "run/gpuhook"
     folder.mkdir(parents=True, mode=0o755)
@@ -303,7 +309,7 @@ def test_recent_warnings_are_shown(tree: Tree) -> None:
         )
 
 
-def test_no_errors_are_no_finding(tree: Tree) -> None:
+def test_an_empty_log_gives_no_finding(tree: Tree) -> None:
     assert said(install.recent_errors(tree.case)) == {}
     assert said(install.recent_warnings(tree.case)) == {}
 
@@ -327,7 +333,7 @@ OURS, NVIDIAS, REGISTRY = "gpuhook-nvidia.com-gpu.sock", "nvidia-gpu.sock", "kub
         ([REGISTRY], False, {"note": "no device plugin"}),
     ],
 )
-def test_device_plugins(
+def test_the_device_plugins_state_is_reported(
     tree: Tree,
     sockets: list[str],
     runs: bool,
@@ -352,7 +358,7 @@ def test_device_plugins(
         (True, False, True, [("warning", "pods start without their devices")]),
     ],
 )
-def test_the_engines_plugin(
+def test_the_nri_plugins_state_is_reported(
     tree: Tree, unit: bool, runs: bool, listens: bool, expected: list[tuple[str, str]]
 ) -> None:
     """No other check reports that it is down: the engine starts pods without it."""
@@ -392,7 +398,9 @@ def test_components_that_bypass_the_gate_are_reported(
     assert any(named in each for each in said) == (gate and "nvidia" in other)
 
 
-def test_without_the_packages(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_grpc_packages_are_named_in_the_remedy(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree.write(f"{PLUGINS}/{REGISTRY}", "")
     [one] = kubernetes.device_plugin(tree.case)
     assert "pip install" not in one.remedy

@@ -56,18 +56,18 @@ def test_a_step_that_needs_a_failed_check_is_skipped(tree: Tree) -> None:
     assert examination.skipped == ["never"]
 
 
-def test_a_warning_is_no_cause(tree: Tree) -> None:
+def test_checks_after_a_warning_still_run(tree: Tree) -> None:
     steps = (finds(warning("first", "", "")), Step(finds(ok("second", "")), needs=("first",)))
     assert [each.check for each in examine(tree.case, steps)] == ["first", "second"]
 
 
-def test_a_failure_of_any_driver_is_one_of_its_part(tree: Tree) -> None:
+def test_a_driver_failure_skips_checks_that_need_the_driver(tree: Tree) -> None:
     steps = (Step(finds(failure("x", "", "")), part=DRIVER), Step(never, needs=(DRIVER,)))
     assert [each.check for each in examine(tree.case, steps)] == ["x"]
 
 
 @pytest.mark.parametrize(("engine", "expected"), [("", "abc"), ("docker", "ab"), ("crio", "ac")])
-def test_the_checks_of_one_engine(tree: Tree, engine: str, expected: str) -> None:
+def test_only_checks_of_the_selected_engine_run(tree: Tree, engine: str, expected: str) -> None:
     case = tree.case
     case.engine = engine
     steps = (
@@ -111,7 +111,7 @@ def test_warnings_and_failures_are_printed_last(doctor: Call) -> None:
     assert quiet == done.stdout.splitlines()[3:-2]
 
 
-def test_json_says_where_and_when(doctor: Call) -> None:
+def test_json_report_has_host_version_and_time(doctor: Call) -> None:
     found = json.loads(doctor("--format=json").stdout)
     assert (found["status"], found["version"]) == ("failure", __version__)
     assert found["host"] == os.uname().nodename
@@ -120,7 +120,7 @@ def test_json_says_where_and_when(doctor: Call) -> None:
     assert [each["status"] for each in found["findings"]].count("note") == 1
 
 
-def test_notes_are_nothing_that_is_wrong() -> None:
+def test_notes_do_not_change_the_exit_status() -> None:
     found = [ok("a", ""), note("b", "", "")]
     assert worst(found) is Status.OK
     assert [status.exit_status for status in Status] == [0, 0, 1, 2]
@@ -155,11 +155,11 @@ def test_a_broken_configuration_is_the_first_and_only_problem(installed: Tree) -
     assert wrong(findings) == [("configuration", "failure")]
 
 
-def test_a_machine_without_accelerators_lacks_nothing(installed: Tree) -> None:
+def test_a_machine_without_accelerators_has_no_problems(installed: Tree) -> None:
     assert wrong(examine(installed.case)) == []
 
 
-def test_no_driver_is_one_finding(installed: Tree) -> None:
+def test_a_missing_driver_is_one_finding(installed: Tree) -> None:
     installed.write("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
     spec = {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia0"}
     devices = [{"name": "0", "containerEdits": {"deviceNodes": [spec]}}]
@@ -175,7 +175,9 @@ def test_no_driver_is_one_finding(installed: Tree) -> None:
         (OLDER, f"Install the driver's libraries {VERSION}; if {OLDER} is the whole"),
     ],
 )
-def test_libraries_of_another_version(installed: Tree, libraries: str, words: str) -> None:
+def test_driver_libraries_of_another_version_are_one_failure(
+    installed: Tree, libraries: str, words: str
+) -> None:
     installed.driver(installed=libraries, gpus=0)
     (installed.root / "proc/devices").unlink()
     findings = [each for each in examine(installed.case) if not each.check.startswith("device-")]
@@ -184,7 +186,7 @@ def test_libraries_of_another_version(installed: Tree, libraries: str, words: st
     assert found.remedy.startswith(words)
 
 
-def test_a_loader_cache_that_is_damaged_is_one_finding(installed: Tree) -> None:
+def test_a_damaged_loader_cache_is_one_finding(installed: Tree) -> None:
     installed.driver(gpus=0)
     installed.write("/etc/ld.so.cache", b"nonsense")
     findings = [each for each in examine(installed.case) if not each.check.startswith("device-")]
@@ -199,7 +201,7 @@ def without_driver(case: Case) -> list[tuple[str, str]]:
     return wrong(examine(case, [step for step in steps if step.part != DRIVER]))
 
 
-def test_a_machine_in_order(installed: Tree) -> None:
+def test_a_machine_in_order_has_no_problems(installed: Tree) -> None:
     assert without_driver(installed.case) == []
 
 
@@ -211,7 +213,7 @@ def test_one_registered_engine_of_several_is_enough(installed: Tree) -> None:
     assert without_driver(installed.case) == [("engines-registered", "warning")]
 
 
-def test_documents_of_ours_serve_engines_without_gpu_py(installed: Tree) -> None:
+def test_cdi_specs_of_gpuhook_serve_engines_without_gpu_py(installed: Tree) -> None:
     (installed.root / "etc/containers/containers.conf.d/gpu.conf").unlink()
     installed.program(f"{BIN}/gpuhook-cdi-hook")
     hook = {"hookName": "createContainer", "path": f"{BIN}/gpuhook-cdi-hook"}
@@ -222,7 +224,7 @@ def test_documents_of_ours_serve_engines_without_gpu_py(installed: Tree) -> None
 
 
 @pytest.mark.parametrize(("started", "expected"), [(2**31, []), (BOOT, ["containerd-loaded"])])
-def test_an_engine_that_was_not_restarted(
+def test_an_engine_not_restarted_after_installation_is_reported(
     installed: Tree, started: int, expected: list[str]
 ) -> None:
     installed.write(CONTAINERD, f'[plugins.x.runtimes.gpu-py.options]\nBinaryName = "{GPU_PY}"\n')
@@ -251,7 +253,7 @@ def test_the_selinux_remedy_depends_on_the_policy_boolean(installed: Tree) -> No
     assert without_driver(installed.case) == []
 
 
-def test_the_policy_module_is_asked_for_where_it_belongs(installed: Tree) -> None:
+def test_the_remedy_names_the_missing_selinux_policy_module(installed: Tree) -> None:
     installed.write("/sys/fs/selinux/enforce", "1")
     installed.write("/sys/fs/selinux/booleans/container_use_dri", "0 0")
     [finding] = host.security_modules(installed.case)
@@ -263,7 +265,9 @@ def test_the_policy_module_is_asked_for_where_it_belongs(installed: Tree) -> Non
     assert f"semodule -i {module} and restorecon -RF {GPU_PY} " in finding.remedy
 
 
-def test_the_policy_module_is_loaded(installed: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedies_with_the_selinux_policy_name_labels_and_boolean(
+    installed: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Labels are simulated, because only root may write them."""
     labels = {GPU_PY: b"system_u:object_r:bin_t:s0"}
     monkeypatch.setattr(Machine, "label", lambda _, path: labels[path])
@@ -279,7 +283,7 @@ def test_the_policy_module_is_loaded(installed: Tree, monkeypatch: pytest.Monkey
     assert finding.remedy.startswith("Run setsebool -P gpuhook_containers_use_gpus on, or ")
 
 
-def test_no_cgroups_on_purpose(installed: Tree) -> None:
+def test_missing_cgroups_are_accepted_when_disabled_by_configuration(installed: Tree) -> None:
     installed.write("/proc/self/mountinfo", "")
     assert without_driver(installed.case) == [("cgroups", "warning")]
     installed.config.no_cgroups = True

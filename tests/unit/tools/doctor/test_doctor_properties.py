@@ -61,7 +61,9 @@ def _machine(folder: Path, text_json: str, text_toml: str) -> Tree:
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TABLES | VALUES, TABLES)
 @example({}, {"BinaryName": "\x00"})
-def test_odd_files(folder: Path, value: Any, table: dict[str, Any]) -> None:
+def test_no_check_breaks_on_any_content_of_engine_files(
+    folder: Path, value: Any, table: dict[str, Any]
+) -> None:
     tree = _machine(folder, json.dumps(value), tomlkit.dumps(table))
     broken = [found for found in examine(tree.case, FILES_ALONE) if "itself" in found.message]
     assert broken == []

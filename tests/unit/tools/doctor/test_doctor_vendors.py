@@ -58,7 +58,7 @@ def _by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def test_a_vendors_checks_run_before_and_after_ours(tree: Tree, known: Known) -> None:
+def test_vendor_checks_run_before_and_after_the_general_checks(tree: Tree, known: Known) -> None:
     tree.driver()
     with known("acme", doctor=ACME):
         order = [finding.check for finding in examine(tree.case)]
@@ -66,7 +66,7 @@ def test_a_vendors_checks_run_before_and_after_ours(tree: Tree, known: Known) ->
     assert order[-2:] == ["foreign-toolkit", "acme-host"]
 
 
-def test_nvidias_checks_come_in_the_order_of_a_person(tree: Tree) -> None:
+def test_nvidia_checks_run_in_diagnostic_order(tree: Tree) -> None:
     tree.driver()
     (tree.root / "run/systemd/system").mkdir(parents=True)
     order = [finding.check for finding in examine(tree.case)]
@@ -102,7 +102,9 @@ def test_a_vendor_without_a_doctor_or_devices_has_no_findings(tree: Tree, known:
 
 
 @pytest.mark.parametrize(("text", "words"), BROKEN.items(), ids=BROKEN.values())
-def test_a_vendor_whose_part_is_broken(tree: Tree, known: Known, text: str, words: str) -> None:
+def test_a_broken_vendor_doctor_is_a_failure_and_other_checks_run(
+    tree: Tree, known: Known, text: str, words: str
+) -> None:
     tree.driver()
     with known("broken", doctor=text), known("acme", doctor=ACME):
         found = _by_name(examine(tree.case))
@@ -113,7 +115,9 @@ def test_a_vendor_whose_part_is_broken(tree: Tree, known: Known, text: str, word
 
 
 @pytest.mark.parametrize("error", ["OSError", "RuntimeError", "AssertionError"])
-def test_a_vendors_check_that_fails(tree: Tree, known: Known, error: str) -> None:
+def test_a_crashing_vendor_check_is_a_failure_and_other_checks_run(
+    tree: Tree, known: Known, error: str
+) -> None:
     tree.driver()
     text = ACME.replace("    yield ok", f"    raise {error}('why')\n    yield ok", 1)
     with known("acme", doctor=text):
@@ -123,13 +127,13 @@ def test_a_vendors_check_that_fails(tree: Tree, known: Known, error: str) -> Non
     assert {"driver-loaded", "acme-host"} <= set(found)
 
 
-def test_a_check_without_a_name(tree: Tree) -> None:
+def test_a_crashing_check_without_a_name_is_reported_as_unnamed(tree: Tree) -> None:
     tree.root.mkdir()
     [found] = examine(tree.case, [partial(lambda _: 1 / 0)])  # type: ignore[list-item]
     assert found.message == "The check unnamed itself failed: ZeroDivisionError: division by zero"
 
 
-def test_the_checks_of_no_vendor_name_none() -> None:
+def test_general_checks_come_from_no_vendor_module() -> None:
     assert not [step for step in STEPS if ".vendors." in step.check.__module__]
 
 
@@ -146,7 +150,9 @@ def _reported(tree: Tree, path: Path) -> dict[str, str]:
     return files
 
 
-def test_the_report_has_what_each_vendor_names(tree: Tree, known: Known, tmp_path: Path) -> None:
+def test_the_report_contains_the_files_each_vendor_names(
+    tree: Tree, known: Known, tmp_path: Path
+) -> None:
     tree.driver(gpus=2)
     tree.config.driver_root = "/"
     tree.write("/proc/driver/acme/version", "7.1\n")
@@ -166,7 +172,7 @@ def test_the_report_has_what_each_vendor_names(tree: Tree, known: Known, tmp_pat
     assert {"/dev/acme0", "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap1"} <= set(nodes)
 
 
-def test_the_reports_texts_are_looked_for_below_the_driver_root_first(
+def test_report_files_are_searched_below_the_driver_root_first(
     tree: Tree, known: Known, tmp_path: Path
 ) -> None:
     tree.config.driver_root = "/run/driver"
@@ -179,7 +185,7 @@ def test_the_reports_texts_are_looked_for_below_the_driver_root_first(
     assert files["sys/class/acme/acme0/state"] == "up\n"
 
 
-def test_each_vendor_is_examined_below_its_own_root(
+def test_each_vendor_is_examined_below_its_own_driver_root(
     tree: Tree, known: Known, tmp_path: Path
 ) -> None:
     tree.config.root = "/run/all"
@@ -202,7 +208,7 @@ def test_each_vendor_is_examined_below_its_own_root(
     assert "driver-roots" not in {each.check for each in examine(tree.case)}
 
 
-def test_a_root_of_nvidias_driver_is_no_sign_of_another_vendor(tree: Tree) -> None:
+def test_an_nvidia_driver_root_gives_no_findings_for_other_vendors(tree: Tree) -> None:
     """As where NVIDIA's driver is in a container, which has nothing of the others."""
     tree.config.driver_root = "/run/driver"
     tree.write("/run/driver/dev/nvidiactl")
@@ -216,7 +222,7 @@ OTHERS = ("ascend", "nvidia")
 
 
 @pytest.mark.parametrize("vendor", [name for name in KNOWN if name not in OTHERS])
-def test_a_file_of_a_driver_that_hangs_is_left_to_a_child(
+def test_discovery_that_may_hang_runs_in_a_child_process(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
     names = KNOWN[vendor]

@@ -17,7 +17,7 @@ def slurms(tree: Tree, folder: str = "/etc/slurm", program: str = f"{BIN}/gpu-py
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_node_of_slurm_needs_no_engine(tree: Tree, folder: str) -> None:
+def test_a_slurm_node_without_an_engine_is_ok(tree: Tree, folder: str) -> None:
     tree.program(f"{BIN}/gpu-py")
     assert said(engines.engine_found(tree.case))["engines"][0] == "warning"
     slurms(tree, folder)
@@ -28,7 +28,7 @@ def test_a_node_of_slurm_needs_no_engine(tree: Tree, folder: str) -> None:
     }
 
 
-def test_an_engine_that_slurms_node_also_has_need_not_know_gpu_py(tree: Tree) -> None:
+def test_an_unregistered_engine_on_a_slurm_node_gives_no_warning(tree: Tree) -> None:
     tree.program("/usr/bin/podman")
     assert said(engines.used(tree.case))["engines-registered"][0] == "warning"
     slurms(tree)
@@ -51,7 +51,7 @@ def test_podman_need_not_be_registered_after_a_daemonless_install(tree: Tree, en
 
 
 @pytest.mark.parametrize("program", ["/gone/gpu-py", "/gone folder/gpu-py"])
-def test_a_program_of_oci_conf_that_is_gone(tree: Tree, program: str) -> None:
+def test_a_missing_program_in_oci_conf_is_a_failure(tree: Tree, program: str) -> None:
     slurms(tree, program=program)
     status, message = said(without_daemon.slurm(tree.case))["slurm-oci"]
     assert status == "failure"
@@ -61,7 +61,7 @@ def test_a_program_of_oci_conf_that_is_gone(tree: Tree, program: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", 'RunTimeRun="runc run %n"\n', 'RunTimeRun="it\'s"\n', "RunTimeRun", "# gpu-py"]
 )
-def test_an_oci_conf_without_gpu_py(tree: Tree, text: str) -> None:
+def test_an_oci_conf_without_gpu_py_is_ignored(tree: Tree, text: str) -> None:
     tree.program("/usr/bin/podman")
     tree.write("/etc/slurm/oci.conf", text)
     assert said(without_daemon.slurm(tree.case)) == {}

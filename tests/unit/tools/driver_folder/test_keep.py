@@ -89,7 +89,7 @@ def test_a_driver_folder_holds_the_wanted_files_and_links(
     assert waiting(folder) == []
 
 
-def test_folders_are_open_to_all_whatever_the_umask_is(tmp_path: Path, folder: Path) -> None:
+def test_driver_folders_are_readable_by_all_under_any_umask(tmp_path: Path, folder: Path) -> None:
     before = os.umask(0o077)
     try:
         keeping.update(str(folder), driver(tmp_path, "550.1"))
@@ -100,7 +100,7 @@ def test_folders_are_open_to_all_whatever_the_umask_is(tmp_path: Path, folder: P
     assert stat.S_IMODE((folder / place.MARKER).stat().st_mode) == 0o444
 
 
-def test_nothing_is_done_where_nothing_changed(kept: DriverContent, folder: Path) -> None:
+def test_an_unchanged_driver_leaves_the_folder_unchanged(kept: DriverContent, folder: Path) -> None:
     before = folder.stat()
     assert keeping.is_current(str(folder), kept)
     assert not keeping.update(str(folder), kept)
@@ -139,7 +139,9 @@ def test_a_damaged_driver_folder_is_rebuilt(
     assert found(folder) == expected(kept)
 
 
-def test_a_new_driver_under_the_same_path(tmp_path: Path, folder: Path) -> None:
+def test_a_new_driver_replaces_the_folder_and_open_ones_stay_usable(
+    tmp_path: Path, folder: Path
+) -> None:
     keeping.update(str(folder), driver(tmp_path, "550.1"))
     with_old = os.open(folder, os.O_RDONLY)
     wanted = driver(tmp_path, "580.2")
@@ -152,7 +154,7 @@ def test_a_new_driver_under_the_same_path(tmp_path: Path, folder: Path) -> None:
     os.close(with_old)
 
 
-def test_a_file_that_was_replaced_by_one_of_the_same_version(
+def test_a_replaced_file_of_the_same_version_is_copied_again(
     tmp_path: Path, folder: Path, kept: DriverContent
 ) -> None:
     source = tmp_path / "root-550.1/usr/lib/libcuda.so.550.1"
@@ -162,7 +164,7 @@ def test_a_file_that_was_replaced_by_one_of_the_same_version(
     assert (folder / "lib64/libcuda.so.550.1").read_text() == "packaged again"
 
 
-def test_set_user_id_and_what_others_may_write_is_taken_off(
+def test_set_user_id_and_write_bits_for_others_are_removed(
     tmp_path: Path, folder: Path, wanted: DriverContent
 ) -> None:
     (tmp_path / "root-550.1/usr/bin/nvidia-smi").chmod(0o6777)
@@ -171,7 +173,7 @@ def test_set_user_id_and_what_others_may_write_is_taken_off(
     assert stat.S_IMODE((tmp_path / "root-550.1/usr/bin/nvidia-smi").stat().st_mode) == 0o6777
 
 
-def test_links_of_the_driver_root_lead_nowhere_else(
+def test_links_out_of_the_driver_root_are_refused(
     tmp_path: Path, folder: Path, wanted: DriverContent
 ) -> None:
     (tmp_path / "secret").write_text("secret")
@@ -183,7 +185,7 @@ def test_links_of_the_driver_root_lead_nowhere_else(
     assert not folder.exists()
 
 
-def test_a_file_that_changes_meanwhile(
+def test_a_file_changing_during_the_copy_is_an_error(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
     file = tmp_path / "root-550.1/usr/bin/nvidia-smi"
@@ -194,7 +196,9 @@ def test_a_file_that_changes_meanwhile(
     assert waiting(folder) == []
 
 
-def test_an_old_one_stays_where_a_file_has_gone(tmp_path: Path, folder: Path) -> None:
+def test_the_old_driver_folder_stays_when_a_new_file_is_missing(
+    tmp_path: Path, folder: Path
+) -> None:
     old = driver(tmp_path, "550.1")
     keeping.update(str(folder), old)
     wanted = driver(tmp_path, "580.2")
@@ -227,14 +231,16 @@ def test_a_path_that_is_no_driver_folder_is_left_unchanged(
     assert folder.is_file() or (folder / "file").exists()
 
 
-def test_an_empty_folder_may_become_one(wanted: DriverContent, folder: Path) -> None:
+def test_an_empty_folder_becomes_the_driver_folder(wanted: DriverContent, folder: Path) -> None:
     """The kubelet and containerd make a folder that a container is to have and isn't there."""
     folder.mkdir(parents=True)
     keeping.update(str(folder), wanted)
     assert found(folder) == expected(wanted)
 
 
-def test_a_link_to_one_stays_a_link(tmp_path: Path, folder: Path, wanted: DriverContent) -> None:
+def test_a_link_to_the_driver_folder_stays_a_link(
+    tmp_path: Path, folder: Path, wanted: DriverContent
+) -> None:
     real = tmp_path / "elsewhere"
     real.mkdir()
     folder.parent.mkdir()
@@ -244,13 +250,13 @@ def test_a_link_to_one_stays_a_link(tmp_path: Path, folder: Path, wanted: Driver
     assert found(real) == expected(wanted)
 
 
-def test_another_vendors_inventory_has_nothing_for_it(tmp_path: Path, folder: Path) -> None:
+def test_another_vendors_inventory_makes_no_driver_folder(tmp_path: Path, folder: Path) -> None:
     other = Inventory("amd", str(tmp_path), "6.12", (), ())
     assert not keeping.keep(Config(), KNOWN["amd"], other, str(folder))
     assert not folder.parent.exists()
 
 
-def test_a_driver_that_is_gone(tmp_path: Path, folder: Path) -> None:
+def test_the_driver_folder_stays_when_the_driver_is_gone(tmp_path: Path, folder: Path) -> None:
     keeping.update(str(folder), driver(tmp_path, "550.1"))
     inventory = machine()
     inventory.root = str(tmp_path)
@@ -259,7 +265,9 @@ def test_a_driver_that_is_gone(tmp_path: Path, folder: Path) -> None:
     assert found(folder) == expected(driver(tmp_path, "550.1"))
 
 
-def test_remove(tmp_path: Path, folder: Path) -> None:
+def test_remove_deletes_the_driver_folder_and_refuses_a_missing_one(
+    tmp_path: Path, folder: Path
+) -> None:
     keeping.update(str(folder), driver(tmp_path, "550.1"))
     with_it = os.open(folder, os.O_RDONLY)
     stay = keeping.remove(str(folder))
@@ -270,7 +278,7 @@ def test_remove(tmp_path: Path, folder: Path) -> None:
         keeping.remove(str(tmp_path / "nothing"))
 
 
-def test_older_ones_go_after_a_reboot(
+def test_old_driver_folders_are_removed_after_a_reboot(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
     """As seen from a pod, which can't see who else has them."""
@@ -287,7 +295,9 @@ def test_older_ones_go_after_a_reboot(
     assert found(folder) == expected(wanted)
 
 
-def test_a_copy_is_made_once(tmp_path: Path, folder: Path, wanted: DriverContent) -> None:
+def test_unchanged_files_are_not_copied_again(
+    tmp_path: Path, folder: Path, wanted: DriverContent
+) -> None:
     """A driver's container has new files of the same content at each start."""
     library, program = (
         tmp_path / "root-550.1" / path.lstrip("/") for path in wanted.files.values()
@@ -319,7 +329,7 @@ def test_a_copy_is_made_once(tmp_path: Path, folder: Path, wanted: DriverContent
     "a driver folder takes over copies of root's alone",
     instead="before = place.path",
 )
-def test_a_strangers_copy_is_not_taken(
+def test_a_copy_owned_by_another_user_is_not_reused(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
     """He may have made the folder while we waited, and could write to the file later."""
@@ -362,7 +372,7 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_killed_while_a_new_one_is_made(tmp_path: Path, folder: Path) -> None:
+def test_a_killed_update_leaves_the_old_or_new_folder_whole(tmp_path: Path, folder: Path) -> None:
     old, new = driver(tmp_path, "550.1"), driver(tmp_path, "580.2")
     moments, changed = 0, 0
     keeping.update(str(folder), old)
@@ -379,7 +389,7 @@ def test_killed_while_a_new_one_is_made(tmp_path: Path, folder: Path) -> None:
     assert 0 < changed < moments
 
 
-def test_killed_while_it_is_taken_away(tmp_path: Path, folder: Path) -> None:
+def test_a_killed_removal_leaves_a_whole_folder_or_none(tmp_path: Path, folder: Path) -> None:
     wanted, moments = driver(tmp_path, "550.1"), 0
     keeping.update(str(folder), wanted)
     while killed_at(moments + 1, lambda: keeping.remove(str(folder))):

@@ -55,7 +55,9 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.mark.vectors("engine", "engine.containerd")
 @pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
-def test_vectors(case: dict[str, Any], program: tuple[int, int] | None, config: Path) -> None:
+def test_containerd_configuration_matches_the_vectors(
+    case: dict[str, Any], program: tuple[int, int] | None, config: Path
+) -> None:
     given, expected = case["input"], case["expected"]
     config.write_text(render(source_of(given), "the admin's"))
     pair = (given["add"]["name"], given["add"]["path"])
@@ -109,7 +111,9 @@ def test_imports_are_appended(config: Path) -> None:
     )
 
 
-def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path, config: Path) -> None:
+def test_main_file_keeps_comments_and_drop_in_copies_its_settings(
+    tmp_path: Path, config: Path
+) -> None:
     config.write_text(COMMENTED)
     drop_in, main = answer(ask_for(config), (1, 7)).targets
     line = '  "/etc/containerd/more/*.toml", # the admin\'s\n'
@@ -126,7 +130,7 @@ def test_comments_and_the_rest_of_the_main_file_stay(tmp_path: Path, config: Pat
     assert "copied" in drop_in.text
 
 
-def test_half_of_a_copy_is_not_left(tmp_path: Path, config: Path) -> None:
+def test_an_edited_drop_in_copy_is_removed_whole(tmp_path: Path, config: Path) -> None:
     config.write_text(COMMENTED)
     store = Store(str(tmp_path / "state"))
     targets = list(answer(ask_for(config), (1, 7)).targets)
@@ -181,7 +185,7 @@ def test_settings_of_other_imported_files_are_copied(tmp_path: Path) -> None:
     assert get(document, ("plugins", PLUGINS[2], "sandbox_image")) == "pause:1"
 
 
-def test_without_any_file_a_new_one_is_written(tmp_path: Path) -> None:
+def test_a_new_file_is_written_when_none_exists(tmp_path: Path) -> None:
     config = tmp_path / "containerd" / "config.toml"
     drop_in, main = answer(ask_for(config), (1, 6)).targets
     assert tomllib.loads(main.text) == {
@@ -231,7 +235,7 @@ def test_a_file_of_a_higher_version_is_not_imported(
     ("main", "others", "found"),
     [(0, [2], []), (0, [2, 3], ["1"]), (0, [0, 3], []), (1, [2], ["0"]), (3, [3, 4, 2], ["1"])],
 )
-def test_what_the_versions_of_imported_files_are_compared_with(
+def test_versions_of_imported_files_are_compared_as_containerd_does(
     main: int, others: list[int], found: list[str]
 ) -> None:
     """A main file without a version is compared as the first one that has one (seen with 2.3.4)."""
@@ -340,7 +344,7 @@ def test_wrong_values_are_refused(config: Path, text: str) -> None:
         answer(ask_for(config), None)
 
 
-def test_a_containerd_that_only_docker_uses_is_left_out_of_all(config: Path) -> None:
+def test_a_containerd_used_only_by_docker_counts_as_absent(config: Path) -> None:
     config.write_text('disabled_plugins = ["cri"]\n')
     assert not Containerd().is_present(ask_for(config))
     config.write_text("version = 2\n")
@@ -380,7 +384,7 @@ def test_built_in_runc_is_kept_if_no_file_names_a_runtime(
     assert not (tmp_path / "conf.d").exists()
 
 
-def test_a_runtime_without_a_type_gets_one(config: Path) -> None:
+def test_a_runtime_without_a_type_gets_the_runc_type(config: Path) -> None:
     table = f'[plugins."{PLUGINS[2]}".containerd'
     config.write_text(
         f'version = 2\n{table}]\ndefault_runtime_name = "crun"\n{table}.runtimes.crun.options]\n'
@@ -403,7 +407,7 @@ def test_runc_is_not_added_beside_a_named_runtime(config: Path) -> None:
     assert set(runtimes) == {"crun", "gpu-py"}
 
 
-def test_the_built_in_runtime_is_no_reason_to_tell_of_a_copy(config: Path) -> None:
+def test_the_built_in_runtime_adds_no_comment_about_copies(config: Path) -> None:
     assert "copied" not in answer(ask_for(config), (1, 6)).targets[0].text
 
 
@@ -434,7 +438,7 @@ def cri(version: int, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_file_that_containerd_reads_later_is_named(
+def test_a_later_file_that_overrides_the_drop_in_gives_a_warning(
     tmp_path: Path, config: Path, nested: bool
 ) -> None:
     """NVIDIA's toolkit writes conf.d/99-nvidia.toml; what a file imports comes after all others."""
@@ -469,7 +473,7 @@ def test_settings_of_files_that_are_imported_by_others_are_copied(
     assert get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))["sandbox_image"] == "last"
 
 
-def test_files_that_were_not_imported_so_far_are_named(tmp_path: Path, config: Path) -> None:
+def test_newly_imported_files_are_named_in_a_warning(tmp_path: Path, config: Path) -> None:
     config.write_text("version = 2\n")
     other = tmp_path / "conf.d/50.toml"
     other.parent.mkdir()
@@ -484,7 +488,7 @@ def test_files_that_were_not_imported_so_far_are_named(tmp_path: Path, config: P
 
 @pytest.mark.parametrize("shim", ["io.containerd.kata.v2", "io.containerd.runsc.v1"])
 @pytest.mark.parametrize("program", [None, (1, 6), (2, 1)])
-def test_options_of_a_runtime_that_calls_no_program_are_not_taken(
+def test_options_of_a_default_runtime_without_binary_are_not_copied(
     config: Path, program: tuple[int, int] | None, shim: str
 ) -> None:
     runc = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}

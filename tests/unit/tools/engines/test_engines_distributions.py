@@ -103,7 +103,7 @@ def test_gpu_py_survives_a_restart_and_uninstall_restores_files(made: Any) -> No
     assert tree(made.folder) == before
 
 
-def test_the_administrators_change_stays(made: Any) -> None:
+def test_an_administrators_template_edit_survives_uninstall(made: Any) -> None:
     template = getattr(made, "template", None)
     if template is None or not template.exists():
         return  # there is nothing of the administrator's
@@ -119,7 +119,7 @@ def test_the_administrators_change_stays(made: Any) -> None:
     tomllib.loads(made.read.read_text())
 
 
-def test_another_runtime_is_added_to_the_first(made: Any) -> None:
+def test_a_second_runtime_is_added_beside_the_first(made: Any) -> None:
     install(made)
     made.start()
     install(made, runtimes=(("other", "/opt/gpu-py"),))
@@ -127,7 +127,7 @@ def test_another_runtime_is_added_to_the_first(made: Any) -> None:
     assert {"gpu-py", "other", "runc"} <= {*programs_in(made)}
 
 
-def test_the_command_finds_the_distribution_below_a_prefix(tmp_path: Path) -> None:
+def test_install_finds_a_distributions_files_below_a_prefix(tmp_path: Path) -> None:
     for name, folder in (("microk8s", "var/snap/microk8s/current/args"), ("k0s", "etc/k0s")):
         system = tmp_path / name
         kind: Any = starts.MicroK8s if name == "microk8s" else starts.K0s
@@ -154,7 +154,7 @@ def test_the_command_finds_the_distribution_below_a_prefix(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("program", [None, OLD, (2, 0), NEW])
-def test_an_imported_folder_is_used_where_tables_are_merged(
+def test_drop_in_folder_is_used_only_if_containerd_merges_tables(
     tmp_path: Path, program: tuple[int, int] | None
 ) -> None:
     """Else what is in the folder would be all that containerd has of the CRI's settings."""
@@ -171,7 +171,7 @@ def test_an_imported_folder_is_used_where_tables_are_merged(
     assert install(made, NEW) == []  # it stays where it is
 
 
-def test_no_folder_of_others_is_taken_for_the_distributions(tmp_path: Path) -> None:
+def test_import_folders_outside_the_distribution_are_not_used(tmp_path: Path) -> None:
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.folder.mkdir(parents=True)
     patterns = [f"{tmp_path}/etc/*.toml", f"{made.folder}/x.d/*.conf", f"{made.folder}/*.toml"]
@@ -214,7 +214,7 @@ def test_the_template_that_the_distribution_reads_is_chosen(
     [("v1.27.4+k3s1", False), ("v1.27.5+k3s1", True), ("v1.24.17+k3s1", True), ("v1.28.0", False),
      ("v1.30.2+k3s1", True), ("", False)],
 )  # fmt: skip
-def test_a_template_of_ours_needs_a_k3s_that_knows_it(
+def test_a_template_is_refused_with_a_k3s_too_old_for_base_templates(
     tmp_path: Path, version: str, is_new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin/k3s"
@@ -237,7 +237,7 @@ def test_a_template_of_ours_needs_a_k3s_that_knows_it(
     ['[plugins."x".containerd.runtimes.gpu-py]', "[plugins.x.containerd.runtimes.'gpu-py'.options]",
      'plugins.x.containerd.runtimes."gpu-py".a = 1'],
 )  # fmt: skip
-def test_a_runtime_that_is_in_the_template_by_hand(tmp_path: Path, line: str) -> None:
+def test_a_runtime_already_in_the_template_is_refused(tmp_path: Path, line: str) -> None:
     """Two tables of one name, and containerd doesn't start."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.start()
@@ -259,7 +259,7 @@ def test_a_runtime_that_k3s_itself_adds_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["k3s 2", "k3s 3"])
-def test_no_default_in_a_template(kind: str, tmp_path: Path) -> None:
+def test_set_default_in_a_k3s_template_is_refused(kind: str, tmp_path: Path) -> None:
     made = KINDS[kind](tmp_path)
     made.folder.mkdir(parents=True)
     made.template.write_text(BASE)
@@ -270,7 +270,7 @@ def test_no_default_in_a_template(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.toml", "config.toml.tmpl", "config-v3.toml.tmpl"])
-def test_before_the_first_start_nothing_is_known(tmp_path: Path, name: str) -> None:
+def test_installation_before_the_first_k3s_start_is_refused(tmp_path: Path, name: str) -> None:
     folder = tmp_path / RANCHERS
     folder.mkdir(parents=True)
     if name != "config.toml":
@@ -280,7 +280,7 @@ def test_before_the_first_start_nothing_is_known(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("text", ["", "version = 3\r\n[debug]", "# {{/* nothing */}}\n"])
-def test_a_whole_template_of_the_administrators(tmp_path: Path, text: str) -> None:
+def test_a_complete_template_is_extended_and_restored(tmp_path: Path, text: str) -> None:
     """It takes nothing of the built-in one, and is not made to."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.start()
@@ -291,7 +291,7 @@ def test_a_whole_template_of_the_administrators(tmp_path: Path, text: str) -> No
     assert made.template.read_bytes() == text.encode()
 
 
-def test_the_marks_of_trimming_do_no_harm(tmp_path: Path) -> None:
+def test_trim_marks_in_a_template_do_not_break_the_runtime(tmp_path: Path) -> None:
     """Text after a -}} directly follows the end of the built-in template."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.folder.mkdir(parents=True)
@@ -304,7 +304,9 @@ def test_the_marks_of_trimming_do_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["k3s 3", "microk8s"])
 @pytest.mark.parametrize("program", ["/opt/{{x}}/gpu-py", "/opt/${SNAP}/gpu-py"])
-def test_a_program_whose_path_would_be_replaced(kind: str, program: str, tmp_path: Path) -> None:
+def test_a_program_path_with_a_placeholder_is_refused(
+    kind: str, program: str, tmp_path: Path
+) -> None:
     made = KINDS[kind](tmp_path)
     made.start()
     with pytest.raises(EngineError, match=r"would replace .* --runtime-path"):
@@ -312,7 +314,7 @@ def test_a_program_whose_path_would_be_replaced(kind: str, program: str, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["k3s 3", "k3s 3 imports", "microk8s", "k0s 3"])
-def test_a_drop_in_that_the_distribution_would_not_read(kind: str, tmp_path: Path) -> None:
+def test_a_drop_in_the_distribution_does_not_read_is_refused(kind: str, tmp_path: Path) -> None:
     made = KINDS[kind](tmp_path)
     made.start()
     with pytest.raises(EngineError, match="drop-in"):
@@ -322,7 +324,7 @@ def test_a_drop_in_that_the_distribution_would_not_read(kind: str, tmp_path: Pat
 # MicroK8s -----------------------------------------------------------------------------------
 
 
-def test_the_default_of_microk8s_comes_back(tmp_path: Path) -> None:
+def test_the_default_runtime_of_microk8s_is_restored(tmp_path: Path) -> None:
     made = starts.MicroK8s(tmp_path / "args")
     made.start()
     install(made, set_default=True)
@@ -354,7 +356,9 @@ def test_a_microk8s_drop_in_of_an_earlier_version_is_removed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("program", [None, OLD, NEW])
-def test_settings_that_the_template_imports(tmp_path: Path, program: Any) -> None:
+def test_imported_settings_are_refused_or_warned_of_before_containerd_2_1(
+    tmp_path: Path, program: Any
+) -> None:
     made = starts.MicroK8s(tmp_path / "args")
     made.start()
     folder = tmp_path / "config.toml.d"
@@ -376,7 +380,7 @@ def test_settings_that_the_template_imports(tmp_path: Path, program: Any) -> Non
 # k0s ----------------------------------------------------------------------------------------
 
 
-def test_a_file_that_k0s_does_not_manage_is_the_administrators(tmp_path: Path) -> None:
+def test_a_config_not_managed_by_k0s_is_edited_directly(tmp_path: Path) -> None:
     made = starts.K0s(tmp_path / "k0s")
     made.start()
     made.read.write_text(made.read.read_text().split("\n", 1)[1])
@@ -402,7 +406,7 @@ def test_a_k0s_drop_in_has_the_version_of_its_config(tmp_path: Path, version: in
 # Which one ----------------------------------------------------------------------------------
 
 
-def test_the_version_is_that_of_the_distributions_containerd(
+def test_the_distributions_own_containerd_gives_the_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one may be on PATH, as Docker's."""
@@ -425,7 +429,7 @@ def test_the_version_is_that_of_the_distributions_containerd(
 @pytest.mark.protects(
     "own-containerd", "installation: root runs no containerd that others may change"
 )
-def test_a_program_that_others_may_change_is_not_asked(
+def test_a_containerd_writable_by_others_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root runs it, and only to hear its version."""

@@ -26,7 +26,7 @@ def without_args(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.vectors("engine", "engine.docker")
-def test_vectors(case: dict[str, Any]) -> None:
+def test_daemon_json_matches_the_vectors(case: dict[str, Any]) -> None:
     given, expected = case["input"], case["expected"]
     runtimes = tuple(given.get("add", {}).items()) or ((given["name"], "/x"),)
     ask = Ask(runtimes, set_default=given.get("set_as_default", False))
@@ -49,12 +49,12 @@ def test_wrong_types_are_refused(document: dict[str, Any], message: str) -> None
         wanted_document(document, Ask((("gpu-py", "/x"),), cdi=True), "/d.json")
 
 
-def test_runc_is_docker_s_own_name() -> None:
+def test_a_runtime_named_runc_is_refused() -> None:
     with pytest.raises(EngineError, match="runc"):
         wanted_document({}, Ask((("runc", "/x"),)), "/d.json")
 
 
-def test_features_are_merged_and_an_entry_of_ours_keeps_its_options() -> None:
+def test_features_are_merged_and_an_existing_entry_keeps_its_options() -> None:
     entry = {"path": "/x", "runtimeArgs": ["--debug"]}
     document = {"features": {"buildkit": False}, "runtimes": {"gpu-py": entry}}
     wanted = wanted_document(document, Ask((("gpu-py", "/x"),), cdi=True), "/d.json")
@@ -76,7 +76,7 @@ DOCKERD = Process(0, 0, ("dockerd", "--config-file"), 0, 0.0, {}, "")
         ("--node-generic-resource", KEY, {"swarm": (Resource("nvidia", "GPU", "GPU-1"),)}),
     ],
 )
-def test_an_option_of_dockerd_keeps_the_same_setting_out_of_its_file(
+def test_a_setting_already_given_as_dockerd_option_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, key: str, more: dict[str, Any]
 ) -> None:
     config = tmp_path / "daemon.json"
@@ -116,7 +116,7 @@ def test_daemon_json_resets_runtimes_only_while_dockerd_reloads(
     assert (read, config.read_text()) == ([said], "{}")
 
 
-def test_a_docker_that_reads_another_file_is_named(
+def test_advice_names_the_file_that_dockerd_reads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     daemon = replace(DOCKERD, argv=(*DOCKERD.argv, "/srv/my d.json"))
@@ -129,7 +129,7 @@ def test_a_docker_that_reads_another_file_is_named(
     assert advice.startswith("No running Docker reads this file")
 
 
-def test_another_s_runtime_nvidia_stays(tmp_path: Path) -> None:
+def test_an_existing_nvidia_runtime_of_another_program_stays(tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     config.write_text('{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
     ask = Ask((("gpu-py", "/x"),), also=(("nvidia", "/x"),), config=str(config))
@@ -141,7 +141,7 @@ def test_another_s_runtime_nvidia_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("comes", ["after", "instead"])
-def test_a_runtime_that_another_called_nvidia_later_stays(tmp_path: Path, comes: str) -> None:
+def test_an_nvidia_runtime_added_later_by_another_program_stays(tmp_path: Path, comes: str) -> None:
     config, store = tmp_path / "daemon.json", Store(str(tmp_path / "state"))
     others = {"path": "/usr/bin/nvidia-container-runtime"}
 
@@ -183,7 +183,7 @@ def test_containers_bound_to_a_runtime_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("user", "command"), [(0, "systemctl"), (1000, "systemctl --user")])
-def test_a_restart_is_of_ones_own_docker(
+def test_restart_advice_is_for_the_users_own_docker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int, command: str
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
@@ -211,7 +211,9 @@ def test_a_restart_is_of_ones_own_docker(
         ({"Runtimes": {"gpu-py": {"path": "/new"}}, "DefaultRuntime": "runc"}, "its new default"),
     ],
 )
-def test_a_dockerd_has_read_its_file(info: dict[str, Any] | None, problem: str) -> None:
+def test_settings_not_yet_loaded_by_dockerd_are_reported(
+    info: dict[str, Any] | None, problem: str
+) -> None:
     """Then `docker run` right after `gpuhook install --reload` works."""
     dockerd = Process(7, 0, ("dockerd",), 0, 0.0, None, "")
     answer = DockerInfo(dockerd, "/d.json", "/docker.sock", info, "")
@@ -250,12 +252,14 @@ AMD = Resource("amd", "AMD-GPU", "0xab12")
         (["gpu=GPU-1111", "gpu=GPU-1111"], [ONE], ["gpu=GPU-1111"]),
     ],
 )
-def test_entries(entries: list[str], devices: list[Resource], expected: list[str]) -> None:
+def test_swarm_resource_entries_are_merged(
+    entries: list[str], devices: list[Resource], expected: list[str]
+) -> None:
     assert Node(entries, devices).merged() == expected
     assert Node(expected, devices).merged() == expected
 
 
-def test_variables_are_those_of_the_entries() -> None:
+def test_swarm_variables_follow_the_resource_entries() -> None:
     node = Node(["gpu=GPU-1111", "gpu=0xab12", "NVIDIA-MIG=MIG-3333", "SSD=x"], [ONE, PART, AMD])
     assert node.variables() == {
         "DOCKER_RESOURCE_GPU": ["nvidia", "amd"],
@@ -263,7 +267,7 @@ def test_variables_are_those_of_the_entries() -> None:
     }
 
 
-def test_docker_is_told_the_default_runtime_too() -> None:
+def test_swarm_resources_also_set_the_default_runtime() -> None:
     """A service can't choose its runtime."""
     ask = Ask((("gpu-py", "/x"),), swarm=(ONE,))
     wanted = wanted_document({"labels": ["a=b"]}, ask, "/d.json")

@@ -72,7 +72,7 @@ def _in_drops(connection: socket.socket) -> None:
             answer = connection.recv(1)
 
 
-def test_an_answer(listen: Callable[[Serve], str]) -> None:
+def test_a_large_valid_answer_is_read(listen: Callable[[Serve], str]) -> None:
     body = json.dumps({"DefaultRuntime": "runc", "filler": "x" * 300_000}).encode()
     answer = docker_api.ask(listen(_says(OK + body)))
     assert answer["DefaultRuntime"] == "runc"
@@ -92,7 +92,9 @@ def test_an_answer(listen: Callable[[Serve], str]) -> None:
     ],
     ids=["endless body", "endless head", "deep", "a list", "refused", "no HTTP", "nothing"],
 )
-def test_an_answer_that_is_none(listen: Callable[[Serve], str], serve: Serve, words: str) -> None:
+def test_invalid_or_oversized_answers_are_refused(
+    listen: Callable[[Serve], str], serve: Serve, words: str
+) -> None:
     path = listen(serve)
     with in_time(), pytest.raises(OSError, match=words):
         docker_api.ask(path)
@@ -104,7 +106,7 @@ def test_an_answer_that_is_none(listen: Callable[[Serve], str], serve: Serve, wo
     instead="while patience := _PATIENCE or end:",
 )
 @pytest.mark.parametrize("serve", [_waits_for_the_end, _in_drops], ids=["silence", "drops"])
-def test_an_answer_that_never_comes(
+def test_an_answer_that_never_completes_times_out(
     listen: Callable[[Serve], str], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker_api, "_PATIENCE", 0.5)

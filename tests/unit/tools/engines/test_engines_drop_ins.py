@@ -28,7 +28,7 @@ def document_of(short: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.vectors("engine", "engine.crio")
-def test_vectors(case: dict[str, Any], tmp_path: Path) -> None:
+def test_crio_drop_in_matches_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     given = case["input"]
     config = tmp_path / "crio.conf"
     config.write_text(render(document_of(given["source"]), ""))
@@ -39,7 +39,7 @@ def test_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     assert tomllib.loads(target.text) == document_of(case["expected"]["dropin"])
 
 
-def test_main_config_untouched(tmp_path: Path) -> None:
+def test_crio_runtime_is_written_to_the_drop_in_only(tmp_path: Path) -> None:
     """As the vector "crio main config untouched" has it."""
     config = tmp_path / "crio.conf"
     ask = Ask((("nvidia", "/usr/bin/nvidia-container-runtime"),), config=str(config))
@@ -66,7 +66,7 @@ def test_a_crio_drop_in_records_the_files_it_repeats_as_sources(tmp_path: Path) 
     assert target.sources == (str(config), str(other))
 
 
-def test_drop_ins_count_in_their_order_and_ours_not(tmp_path: Path) -> None:
+def test_other_drop_ins_count_in_order_and_our_own_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "crio.conf.d"
     folder.mkdir()
     crun = {"runtimes.crun": {"runtime_path": "/crun", "monitor_cgroup": "pod"}}
@@ -93,7 +93,7 @@ def test_drop_ins_count_in_their_order_and_ours_not(tmp_path: Path) -> None:
          {"no_sync_log": True}),
     ],
 )  # fmt: skip
-def test_options_that_make_crio_call_something_else_are_not_taken(
+def test_options_that_replace_the_program_crio_calls_are_not_copied(
     tmp_path: Path, default: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     config = tmp_path / "crio.conf"
@@ -103,7 +103,7 @@ def test_options_that_make_crio_call_something_else_are_not_taken(
     assert tomllib.loads(target.text) == document_of({"runtimes.gpu-py": ours})
 
 
-def test_containers_of_a_handler_are_found(tmp_path: Path) -> None:
+def test_crio_containers_of_a_runtime_handler_are_found(tmp_path: Path) -> None:
     storage = tmp_path / "var/lib/containers/storage/overlay-containers"
     for name, handler in (("a" * 20, "gpu-py"), ("b" * 20, "crun")):
         folder = storage / name / "userdata"
@@ -120,7 +120,7 @@ def ask_below(prefix: Path, **more: Any) -> Ask:
     return Ask((("gpu-py", "/opt/gpu-py"),), prefix=str(prefix), **more)
 
 
-def test_the_runtime_is_registered_and_gets_the_log_option(tmp_path: Path) -> None:
+def test_podman_runtime_is_registered_with_json_log_support(tmp_path: Path) -> None:
     [target] = Podman().install(ask_below(tmp_path, set_default=True)).targets
     assert target.path == f"{tmp_path}/etc/containers/containers.conf.d/99-gpuhook.conf"
     engine = tomllib.loads(target.text)["engine"]
@@ -131,7 +131,7 @@ def test_the_runtime_is_registered_and_gets_the_log_option(tmp_path: Path) -> No
     assert engine["runtime_supports_nocgroup"] == ["crun", "krun", "gpu-py"]
 
 
-def test_the_admin_s_list_is_extended(tmp_path: Path) -> None:
+def test_the_administrators_json_runtime_list_is_extended(tmp_path: Path) -> None:
     folder = tmp_path / "etc/containers"
     (folder / "containers.conf.d").mkdir(parents=True)
     conf = '[engine]\nruntime_supports_json = ["crun"]\n'
@@ -155,7 +155,7 @@ STAGES = pytest.mark.parametrize(
 
 
 @STAGES
-def test_the_hook_is_described_for_all_containers(
+def test_the_podman_hook_file_applies_to_all_containers(
     tmp_path: Path, stage: str, folder: str, read: list[str]
 ) -> None:
     ask = ask_below(
@@ -186,7 +186,7 @@ def test_the_hook_is_described_for_all_containers(
         ("precreate", {"without": frozenset({HOOK})}, ""),
     ],
 )
-def test_a_hook_in_another_stage_s_folder_goes(
+def test_a_hook_in_another_stages_folder_is_removed(
     tmp_path: Path, earlier: str, words: dict[str, Any], folder: str
 ) -> None:
     """Earlier versions had both stages in hooks.d, where every build fails at precreate."""
@@ -213,7 +213,7 @@ def test_rootless_uses_the_user_s_folders(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("home", [None, "home"])
 @pytest.mark.parametrize("xdg", [None, "config"])
-def test_a_user_without_a_home_gets_nothing_where_the_command_is_run(
+def test_a_user_without_a_home_is_refused(
     home: str | None, xdg: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HOME isn't set, and there is no entry in passwd; relative paths are none."""
@@ -231,7 +231,7 @@ def test_a_user_without_a_home_gets_nothing_where_the_command_is_run(
 
 @pytest.mark.parametrize("name", ["10.conf", "99-nvidia.conf"])
 @pytest.mark.parametrize("engine", [Crio(), Podman()])
-def test_a_later_file_with_another_default_is_named(
+def test_a_later_file_with_another_default_gives_a_warning(
     tmp_path: Path, engine: Crio | Podman, name: str
 ) -> None:
     place, text = {
@@ -250,7 +250,7 @@ def test_a_later_file_with_another_default_is_named(
 
 
 @pytest.mark.parametrize("name", ["runtime_supports_json", "hooks_dir"])
-def test_a_list_that_is_appended_to_stays_one(tmp_path: Path, name: str) -> None:
+def test_a_list_with_append_true_keeps_it(tmp_path: Path, name: str) -> None:
     """As containers.conf(5) writes it since podman 5."""
     folder = tmp_path / "etc/containers"
     folder.mkdir(parents=True)

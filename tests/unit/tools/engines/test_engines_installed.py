@@ -38,7 +38,7 @@ def test_an_engine_version_is_parsed_from_its_programs_output(
     assert version(engine) == expected
 
 
-def test_programs_that_are_not_there_or_fail(
+def test_missing_or_failing_programs_have_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -42,13 +42,15 @@ SOURCES: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", SOURCES.values(), ids=SOURCES.keys())
-def test_podmans_own_runtime(ask: Ask, case: tuple[list[dict[str, Any]], str]) -> None:
+def test_podmans_own_low_level_runtime_is_found_from_its_settings(
+    ask: Ask, case: tuple[list[dict[str, Any]], str]
+) -> None:
     Path(ask.prefix, "opt/gpu-py").touch(0o755)
     sources, own = case
     assert own_runtime(sources, ask) == own
 
 
-def test_without_crun_podman_calls_runc_and_without_both_none(ask: Ask) -> None:
+def test_podman_falls_back_to_runc_without_crun(ask: Ask) -> None:
     Path(ask.prefix, "usr/bin/crun").unlink()
     assert own_runtime([], ask) == "/usr/sbin/runc"
     Path(ask.prefix, "usr/sbin/runc").unlink()
@@ -74,7 +76,7 @@ CONF: dict[str, list[object] | None] = {
 
 
 @pytest.mark.parametrize(("text", "variables"), CONF.items())
-def test_conmon_gets_podmans_own_runtime(
+def test_conmon_environment_names_podmans_own_runtime(
     ask: Ask, text: str, variables: list[object] | None
 ) -> None:
     folder = Path(ask.prefix, "etc/containers/containers.conf.d")
@@ -83,7 +85,7 @@ def test_conmon_gets_podmans_own_runtime(
     assert installed(ask) == variables
 
 
-def test_a_default_of_ours_is_not_podmans_own(ask: Ask) -> None:
+def test_gpu_py_as_default_is_not_taken_for_podmans_own_runtime(ask: Ask) -> None:
     path = Path(ask.prefix, "etc/containers/containers.conf.d/99-gpuhook.conf")
     path.parent.mkdir(parents=True)
     for _ in range(2):
@@ -105,7 +107,7 @@ def test_a_default_of_ours_is_not_podmans_own(ask: Ask) -> None:
         ("crun", None, False),  # gpu-py calls podman's
     ],
 )
-def test_another_low_level_runtime_is_reported(
+def test_a_low_level_runtime_differing_from_podmans_gives_a_warning(
     tmp_path: Path, podmans: str, ours: list[str] | None, is_warned: bool
 ) -> None:
     for name in ("crun", "runc"):
@@ -123,6 +125,6 @@ def test_another_low_level_runtime_is_reported(
         assert f"because {config} names it in nvidia-container-runtime.runtimes" in found[0]
 
 
-def test_below_a_prefix_nothing_is_compared(tmp_path: Path) -> None:
+def test_low_level_runtimes_below_a_prefix_are_not_compared(tmp_path: Path) -> None:
     ask = Ask((("gpu-py", "/opt/gpu-py"),), prefix=str(tmp_path))
     assert [*other_runtime("/usr/bin/crun", ask)] == []

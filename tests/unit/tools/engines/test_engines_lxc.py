@@ -69,7 +69,7 @@ def rewritten(text: str) -> str:
 
 
 @given(PIECES, st.sampled_from([PLAIN, PROXMOX]))
-def test_the_line_is_found_and_everything_else_stays(others: str, path: str) -> None:
+def test_the_include_line_is_found_and_other_text_stays(others: str, path: str) -> None:
     wanted = {lxc_text.OTHERS: others, lxc_text.OURS: INCLUDED}
     text = lxc_text.edited(others, wanted, path)
     found = lxc_text.parse(text, path)
@@ -97,7 +97,7 @@ def test_a_file_is_restored_to_the_byte(tmp_path: Path, path: str, before: str) 
     assert not (tmp_path / INCLUDED[1:]).parent.exists()
 
 
-def test_between_two_comments_but_for_proxmox_whose_comments_are_notes(tmp_path: Path) -> None:
+def test_the_include_line_has_comments_except_in_proxmox_files(tmp_path: Path) -> None:
     for path, mark in ((PLAIN, 2), (PROXMOX, 0)):
         place = tmp_path / path[1:]
         place.parent.mkdir(parents=True)
@@ -111,7 +111,9 @@ def test_between_two_comments_but_for_proxmox_whose_comments_are_notes(tmp_path:
 
 @pytest.mark.parametrize("before", THEIRS[PROXMOX])
 @pytest.mark.parametrize("also", ["", "memory: 512\n"])
-def test_a_file_that_proxmox_has_written_again(tmp_path: Path, before: str, also: str) -> None:
+def test_a_file_rewritten_by_proxmox_keeps_one_line_until_uninstall(
+    tmp_path: Path, before: str, also: str
+) -> None:
     """A change in its web interface, for instance."""
     place, store = written(tmp_path, PROXMOX, before)
     install(store, ask(tmp_path, PROXMOX))
@@ -123,7 +125,7 @@ def test_a_file_that_proxmox_has_written_again(tmp_path: Path, before: str, also
     assert place.read_text() == rewritten(also + before)
 
 
-def test_the_line_in_a_snapshot_is_not_ours_to_remove(tmp_path: Path) -> None:
+def test_the_line_in_a_proxmox_snapshot_is_kept(tmp_path: Path) -> None:
     place, store = written(tmp_path, PROXMOX, "arch: amd64\n")
     install(store, ask(tmp_path, PROXMOX))
     with place.open("a") as file:
@@ -141,7 +143,7 @@ def test_lines_added_by_the_owner_survive_uninstall(tmp_path: Path) -> None:
     assert place.read_text() == "# first\nlxc.arch = x\nlxc.cap.drop = sys_time\n"
 
 
-def test_a_file_that_a_program_writes_is_refused_unless_that_has_the_line(tmp_path: Path) -> None:
+def test_a_generated_file_is_refused_unless_it_has_the_line(tmp_path: Path) -> None:
     place, store = written(tmp_path, PLAIN, "# Ansible managed\nlxc.arch = x\n")
     with pytest.raises(EngineError, match=rf"write lxc\.include = {INCLUDED}, and run this again"):
         install(store, ask(tmp_path, PLAIN))

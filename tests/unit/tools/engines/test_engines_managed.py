@@ -103,14 +103,14 @@ def test_placeholders_in_comments_are_ignored(tmp_path: Path, engine: str, value
 
 
 @pytest.mark.parametrize("text", ["root = ${ROOT}\n", "{% if x %}\nversion = 2\n{% endif %}\n"])
-def test_a_template_that_is_no_toml_either(tmp_path: Path, text: str) -> None:
+def test_a_template_that_is_not_valid_toml_is_refused(tmp_path: Path, text: str) -> None:
     config = tmp_path / "config.toml"
     config.write_text(text)
     with pytest.raises(EngineError, match="line 1, has the placeholder"):
         install("containerd", tmp_path, config)
 
 
-def test_a_template_that_is_no_json_either(tmp_path: Path) -> None:
+def test_a_template_that_is_not_valid_json_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     config.write_text('{\n"debug": {{ debug | to_json }}\n}')
     with pytest.raises(EngineError, match="line 2, has the placeholder"):
@@ -120,7 +120,9 @@ def test_a_template_that_is_no_json_either(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "is_own"), [("log-opts", True), ("data-root", False), ("labels", False)]
 )
-def test_docker_replaces_what_is_in_options_of_logs(tmp_path: Path, key: str, is_own: bool) -> None:
+def test_placeholders_in_docker_log_options_alone_are_accepted(
+    tmp_path: Path, key: str, is_own: bool
+) -> None:
     tag = '{{.Name}}/{{index .ContainerLabels "com.x"}}'
     value: Any = {"tag": tag} if key == "log-opts" else [tag] if key == "labels" else tag
     config = tmp_path / "daemon.json"
@@ -132,7 +134,7 @@ def test_docker_replaces_what_is_in_options_of_logs(tmp_path: Path, key: str, is
         install("docker", tmp_path, config)
 
 
-def test_a_file_that_is_imported(tmp_path: Path) -> None:
+def test_a_placeholder_in_an_imported_file_is_refused(tmp_path: Path) -> None:
     """containerd before 2.1 has copies of its settings in our drop-in."""
     config, other = tmp_path / "config.toml", tmp_path / "other.toml"
     config.write_text(f'version = 2\nimports = ["{other}"]\n')
@@ -142,7 +144,7 @@ def test_a_file_that_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", PLACEHOLDERS)
-def test_lists_of_podmans_that_are_copied(tmp_path: Path, value: str) -> None:
+def test_a_placeholder_in_a_copied_podman_list_is_refused(tmp_path: Path, value: str) -> None:
     """Our drop-in repeats hooks_dir of containers.conf."""
     config = tmp_path / "etc/containers/containers.conf"
     config.parent.mkdir(parents=True)
@@ -155,7 +157,7 @@ def test_lists_of_podmans_that_are_copied(tmp_path: Path, value: str) -> None:
 
 
 @given(st.text())
-def test_any_text_has_an_answer(text: str) -> None:
+def test_any_text_is_searched_for_placeholders_without_error(text: str) -> None:
     for line, found in placeholders.find(text):
         assert found in text
         assert 1 <= line <= text.count("\n") + 1
@@ -178,7 +180,9 @@ NO_CLAIMS = (
 
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_edit_that_would_be_lost_is_refused(tmp_path: Path, claim: str, version: int) -> None:
+def test_editing_a_file_another_program_writes_is_refused(
+    tmp_path: Path, claim: str, version: int
+) -> None:
     config = tmp_path / "config.toml"
     head = "version = 2\n" if version == 2 else 'root = "/r"\n'
     config.write_text(f"{claim}\n\n{head}")
@@ -198,7 +202,7 @@ def test_an_edit_that_would_be_lost_is_refused(tmp_path: Path, claim: str, versi
 
 
 @pytest.mark.parametrize("text", NO_CLAIMS)
-def test_other_comments_at_the_start(tmp_path: Path, text: str) -> None:
+def test_other_leading_comments_are_accepted(tmp_path: Path, text: str) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f"{text}\n" if "version" in text else f"{text}\nversion = 2\n")
     install("containerd", tmp_path, config)
@@ -208,7 +212,9 @@ def test_other_comments_at_the_start(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
-def test_a_link_into_a_store(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_into_a_system_store_is_refused(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = tmp_path / "nix/store"
     monkeypatch.setattr(managed, "STORES", {str(store): "NixOS"})
     (store / "abc-etc").mkdir(parents=True)
@@ -227,7 +233,7 @@ def test_a_link_into_a_store(tmp_path: Path, engine: str, monkeypatch: pytest.Mo
     ("system", "title"), [("talos", "Talos"), ("bottlerocket", "Bottlerocket")]
 )
 @pytest.mark.parametrize("quotes", ["", '"'])
-def test_a_system_that_writes_everything_itself(
+def test_a_system_that_writes_its_own_engine_files_is_refused(
     tmp_path: Path, engine: str, system: str, title: str, quotes: str
 ) -> None:
     release = tmp_path / "etc/os-release"

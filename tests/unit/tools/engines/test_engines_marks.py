@@ -46,7 +46,7 @@ def written(text: str, mark: bytes) -> bytes:
 
 
 @MARKS
-def test_text_without_its_mark_and_with_it_again(mark: bytes) -> None:
+def test_byte_order_marks_survive_decoding_and_encoding(mark: bytes) -> None:
     data = written(DAEMON, mark)
     assert marks.mark_of(data) == mark
     assert decode(data, "x") == DAEMON
@@ -68,7 +68,9 @@ def test_byte_order_marks_are_reported_only_if_the_engine_rejects_them(
 
 @pytest.mark.parametrize("is_edited", [False, True])
 @pytest.mark.parametrize("mark", [*ENCODINGS][:3], ids=lambda mark: mark.hex())
-def test_docker_keeps_the_mark(tmp_path: Path, mark: bytes, is_edited: bool) -> None:
+def test_daemon_json_keeps_its_byte_order_mark(
+    tmp_path: Path, mark: bytes, is_edited: bool
+) -> None:
     path = tmp_path / "etc/docker/daemon.json"
     path.parent.mkdir(parents=True)
     path.write_bytes(written(DAEMON, mark))
@@ -93,7 +95,7 @@ def test_docker_keeps_the_mark(tmp_path: Path, mark: bytes, is_edited: bool) -> 
 
 @MARKS
 @pytest.mark.parametrize("version", ["20.10.24", "28.5.2"])
-def test_docker_that_does_not_read_it(
+def test_a_mark_that_docker_does_not_read_is_refused(
     tmp_path: Path, mark: bytes, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "daemon.json"
@@ -110,7 +112,7 @@ def test_docker_that_does_not_read_it(
 @pytest.mark.parametrize("program", [None, (1, 6), (1, 7), (2, 0), (2, 1)])
 @pytest.mark.parametrize("version", [1, 2, 3])
 @MARKS
-def test_containerd(
+def test_containerd_files_keep_a_readable_mark_and_others_are_refused(
     tmp_path: Path, mark: bytes, version: int, program: tuple[int, int] | None
 ) -> None:
     """Version 3 is for containerd 2, which reads no file with a mark."""
@@ -136,7 +138,7 @@ def test_containerd(
 
 @pytest.mark.parametrize("engine", ["podman", "crio"])
 @pytest.mark.parametrize("version", ["4.3.1", "1.27.1", "5.4.2", "1.31.3"])
-def test_drop_ins_saved_with_a_mark(
+def test_drop_ins_with_a_mark_are_kept_or_refused_by_engine_version(
     tmp_path: Path, engine: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours are known with a mark, too; what was added to them stays where it can be read."""
@@ -166,7 +168,7 @@ def test_drop_ins_saved_with_a_mark(
 @pytest.mark.parametrize(
     ("syntax", "mark"), [*itertools.product(("unit", "toml", "json", "whole"), [codecs.BOM_UTF8])]
 )
-def test_a_mark_is_of_the_file_and_no_part_of_what_is_ours(
+def test_a_files_mark_survives_install_and_uninstall(
     tmp_path: Path, syntax: str, mark: bytes
 ) -> None:
     path = tmp_path / "file"

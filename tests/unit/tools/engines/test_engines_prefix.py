@@ -110,7 +110,7 @@ def call(word: str, image: Path, *words: str) -> None:
 )
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: "-".join(place[:2]))
-def test_no_link_leads_an_installation_out(
+def test_installing_through_a_link_out_of_the_prefix_is_refused(
     image: Path, host: Path, place: tuple[str, ...], kind: Callable[[Path, Path], None]
 ) -> None:
     engine, name, *words = place
@@ -126,7 +126,7 @@ def test_no_link_leads_an_installation_out(
     assert contents(host) == before
 
 
-def test_no_link_leads_a_machine_s_files_out(image: Path, host: Path) -> None:
+def test_nspawn_files_through_a_link_out_of_the_prefix_are_refused(image: Path, host: Path) -> None:
     (image / "etc/systemd").symlink_to(host)
     ask = Ask((), prefix=str(image), units=(("/etc/systemd/nspawn/box.nspawn", "[Files]\n"),))
     with pytest.raises(EngineError, match="leads through the link"):
@@ -134,14 +134,16 @@ def test_no_link_leads_a_machine_s_files_out(image: Path, host: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["config", "drop-in-config"])
-def test_no_link_leads_a_named_file_out(image: Path, host: Path, option: str) -> None:
+def test_a_named_file_linked_out_of_the_prefix_is_refused(
+    image: Path, host: Path, option: str
+) -> None:
     (image / "named").symlink_to(host / "file")
     with pytest.raises(EngineError, match="leads through the link"):
         call("install", image, "--engine=podman", f"--{option}={image}/named")
 
 
 @pytest.mark.parametrize("link", ["etc/docker/daemon.json", "etc/docker", "etc"])
-def test_a_link_that_stays_inside_is_followed(image: Path, link: str) -> None:
+def test_a_link_inside_the_prefix_is_followed(image: Path, link: str) -> None:
     path = image / "real" / Path(link).name
     path.parent.mkdir()
     (image / link).rename(path)
@@ -282,7 +284,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("command", COMMANDS_OF_DOCUMENTS)
 @pytest.mark.parametrize("field", HOSTILE)
-def test_no_field_of_remembered_documents_has_an_effect_outside(
+def test_hostile_cdi_state_changes_nothing_outside_the_prefix(
     image: Path, host: Path, field: str, command: str
 ) -> None:
     """Nor is a configuration read that it names: the driver's code would be run, as root."""
@@ -337,7 +339,7 @@ def test_a_later_install_below_a_prefix_reuses_its_saved_settings(image: Path) -
     ],
     ids=str,
 )
-def test_no_field_of_a_record_has_an_effect_outside(
+def test_hostile_records_change_nothing_outside_the_prefix(
     image: Path, host: Path, more: dict[str, object], command: str
 ) -> None:
     (host / "file").write_text("{}\n")
@@ -359,7 +361,7 @@ def test_no_field_of_a_record_has_an_effect_outside(
     [{"../host/link": "x"}, {"IMAGE/../host/link": "x"}, {"IMAGE/a/x\0": "y"}, {"IMAGE/x": 5}, [5]],
     ids=str,
 )
-def test_no_remembered_name_of_nvidias_has_an_effect_outside(
+def test_hostile_nvidia_link_records_change_nothing_outside_the_prefix(
     image: Path, host: Path, links: object, command: str
 ) -> None:
     (host / "link").symlink_to("x")
@@ -374,7 +376,7 @@ def test_no_remembered_name_of_nvidias_has_an_effect_outside(
 
 @pytest.mark.protects("prefix-plain", "below a prefix a path begins at / and has no dots")
 @pytest.mark.parametrize("path", ["etc", "x/../y", "", "/..", "/a/../b", "/a/..", "/\0"])
-def test_a_path_that_may_mean_several_places_is_none_below_a_prefix(image: Path, path: str) -> None:
+def test_ambiguous_paths_below_a_prefix_are_refused(image: Path, path: str) -> None:
     for function, way in ((below, path), (checked, path), (checked, f"{image}{path}/..")):
         with pytest.raises(EngineError, match="is ambiguous below"):
             function(str(image), way)
@@ -392,7 +394,7 @@ def test_a_config_outside_the_prefix_requires_a_state_dir(image: Path, host: Pat
     assert contents(host) == {}
 
 
-def test_nvidias_names_stay_inside(image: Path, host: Path) -> None:
+def test_nvidia_program_links_out_of_the_prefix_are_refused(image: Path, host: Path) -> None:
     (image / "usr/local").mkdir(parents=True)
     (image / "usr/local/bin").symlink_to(host)
     with pytest.raises(EngineError, match="leads through the link"):
@@ -422,7 +424,7 @@ STEERING = "\x1b[2J\x9b31m\u202e\r\x07\u2028"
     "diff-lines", "no difference that is shown steers a terminal", instead="return text"
 )
 @pytest.mark.usefixtures("configured")
-def test_no_name_and_no_text_of_an_image_steers_a_terminal(image: Path) -> None:
+def test_control_characters_of_an_images_names_and_files_are_escaped(image: Path) -> None:
     """Paths below it bear the name of its folder, a diff has its files' lines."""
     image = image.rename(image.with_name(f"image{STEERING}"))
     text = "".join(char for char in STEERING if char >= " ")  # JSON has no others
@@ -456,7 +458,7 @@ def test_no_name_and_no_text_of_an_image_steers_a_terminal(image: Path) -> None:
 )
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("command", [["uninstall", "--engine=docker"], ["cdi", "refresh"]])
-def test_nothing_remembered_steers_a_terminal(image: Path, command: list[str]) -> None:
+def test_control_characters_in_saved_cdi_state_are_escaped(image: Path, command: list[str]) -> None:
     (image / STATE).mkdir(parents=True)
     steering = {"engines": ["docker", STEERING], "folder": f"/{STEERING}", "hook": f"/{STEERING}"}
     (image / STATE / "cdi.json").write_text(json.dumps({**KEPT, **steering}))

@@ -54,7 +54,7 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_file_becomes_what_it_was_with_its_mode(store: Store, tmp_path: Path, path: Path) -> None:
+def test_a_file_is_restored_with_its_mode(store: Store, tmp_path: Path, path: Path) -> None:
     path.chmod(0o640)
     put(store, target(path))
     assert path.read_text() == NEW
@@ -66,7 +66,7 @@ def test_a_file_becomes_what_it_was_with_its_mode(store: Store, tmp_path: Path, 
     assert sorted(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_was_not_there_goes_with_its_folders(store: Store, tmp_path: Path) -> None:
+def test_a_created_file_is_removed_with_its_folders(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "etc" / "docker" / "daemon.json"
     put(store, target(path))
     put(store, target(path, NEW.replace("/p", "/q")))
@@ -75,7 +75,7 @@ def test_a_file_that_was_not_there_goes_with_its_folders(store: Store, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_of_records_of_earlier_versions_go_too(store: Store, tmp_path: Path) -> None:
+def test_folders_in_records_of_earlier_versions_are_removed(store: Store, tmp_path: Path) -> None:
     """Those noted in each record the folders that were made for its file."""
     path = tmp_path / "etc" / "docker" / "daemon.json"
     put(store, target(path))
@@ -94,7 +94,7 @@ def test_folders_of_records_of_earlier_versions_go_too(store: Store, tmp_path: P
     "dead-links", "installation: no file is made behind a link that leads nowhere"
 )
 @pytest.mark.parametrize("ours", [False, True])
-def test_a_link_that_leads_nowhere_is_refused(store: Store, tmp_path: Path, ours: bool) -> None:
+def test_a_dangling_link_is_refused(store: Store, tmp_path: Path, ours: bool) -> None:
     """Its file would be made, and who takes that back couldn't tell whose the link is."""
     path = tmp_path / "daemon.json"
     path.symlink_to("gone.json")
@@ -122,7 +122,7 @@ def test_a_later_change_by_another_program_survives_removal(store: Store, path: 
     assert json.loads(path.read_text()) == json.loads(OLD) | {"debug": False}
 
 
-def test_a_change_between_two_installations_stays(store: Store, path: Path) -> None:
+def test_a_users_edit_between_two_installations_stays(store: Store, path: Path) -> None:
     put(store, target(path))
     path.write_text(NEW.replace("true", "false"))
     put(store, target(path, NEW.replace("true", "false").replace("/p", "/q")))
@@ -173,7 +173,7 @@ def test_an_engine_file_deleted_meanwhile_is_not_restored(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_to_be_ours_replaces_none_of_others(store: Store, tmp_path: Path) -> None:
+def test_an_existing_foreign_file_is_not_replaced(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "99-gpuhook.json"
     path.write_text(OLD)
     with pytest.raises(EngineError, match="exists and is not a file of gpuhook"):
@@ -197,7 +197,7 @@ def test_a_hook_file_is_known_by_its_program(
     assert not path.exists()
 
 
-def test_a_link_stays_a_link(store: Store, tmp_path: Path) -> None:
+def test_a_linked_file_is_edited_and_the_link_stays(store: Store, tmp_path: Path) -> None:
     real, link = tmp_path / "real.json", tmp_path / "daemon.json"
     real.write_text(OLD)
     link.symlink_to("real.json")
@@ -209,7 +209,7 @@ def test_a_link_stays_a_link(store: Store, tmp_path: Path) -> None:
     assert real.read_text() == OLD
 
 
-def test_no_change_leaves_no_trace(store: Store, tmp_path: Path) -> None:
+def test_an_unchanged_file_leaves_no_record(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     path.write_text(NEW)
     put(store, target(path))
@@ -217,7 +217,7 @@ def test_no_change_leaves_no_trace(store: Store, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_all_or_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_failed_install_changes_no_file(store: Store, tmp_path: Path) -> None:
     path, folder = tmp_path / "daemon.json", tmp_path / "folder"
     path.write_text(OLD)
     folder.mkdir()
@@ -229,7 +229,7 @@ def test_all_or_nothing(store: Store, tmp_path: Path) -> None:
     assert store.records() == []
 
 
-def test_a_file_that_no_longer_parses_stops_the_removal(store: Store, tmp_path: Path) -> None:
+def test_an_unparsable_file_stops_uninstall_of_all_files(store: Store, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     for path in (good, bad):
         path.write_text(OLD)
@@ -241,7 +241,7 @@ def test_a_file_that_no_longer_parses_stops_the_removal(store: Store, tmp_path: 
     assert len(store.records()) == 2
 
 
-def test_half_of_a_hook_file_is_not_left(store: Store, tmp_path: Path) -> None:
+def test_an_edited_hook_file_is_removed_whole(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "hook.json"
     text = hook_document("/opt/hook", "prestart", None)
     put(store, Target("podman", str(path), "json", text, str(path), HOOK_KEYS, ours=True))
@@ -250,7 +250,7 @@ def test_half_of_a_hook_file_is_not_left(store: Store, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_version_stays_with_what_it_is_the_version_of(store: Store, tmp_path: Path) -> None:
+def test_the_version_key_stays_with_settings_added_by_others(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     put(store, Target("containerd", str(path), "toml", 'version = 3\nimports = ["a"]\n', ""))
     path.write_text('version = 3\nimports = ["a"]\nroot = "/r"\n')
@@ -258,7 +258,7 @@ def test_a_version_stays_with_what_it_is_the_version_of(store: Store, tmp_path: 
     assert path.read_text() == 'version = 3\nroot = "/r"\n'
 
 
-def test_a_state_folder_that_can_t_be_made(tmp_path: Path) -> None:
+def test_an_unusable_state_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):
@@ -400,7 +400,7 @@ def test_a_waiter_gets_the_lock_after_its_release(store: Store) -> None:
     assert not Path(store.folder).exists()
 
 
-def test_a_state_folder_that_its_last_user_removes_just_then_is_made_again(
+def test_a_state_folder_removed_while_locking_is_made_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, failures = os.open, [FileNotFoundError(errno.ENOENT, "gone")]
@@ -448,7 +448,7 @@ def killed_before(change: int, work: Callable[[], None]) -> bool:
 
 @pytest.mark.parametrize("before", [OLD, None])
 @pytest.mark.parametrize("is_installed", [False, True])
-def test_a_process_that_is_killed_loses_nothing(
+def test_a_killed_install_or_uninstall_loses_nothing(
     tmp_path: Path, is_installed: bool, before: str | None
 ) -> None:
     change, is_killed = 0, True
@@ -476,7 +476,7 @@ def test_a_process_that_is_killed_loses_nothing(
 @pytest.mark.parametrize(
     ("syntax", "somebody_edits"), [("json", False), ("json", True), ("whole", False)]
 )
-def test_a_process_that_is_killed_while_it_replaces_ours_loses_nothing(
+def test_a_killed_replacement_loses_nothing(
     tmp_path: Path, syntax: str, before: str | None, somebody_edits: bool
 ) -> None:
     """Both the content before the crash and the intended content count as ours."""
@@ -509,7 +509,7 @@ def test_a_process_that_is_killed_while_it_replaces_ours_loses_nothing(
     assert change > 10
 
 
-def test_the_difference_is_shown(store: Store, tmp_path: Path) -> None:
+def test_a_plan_shows_the_difference_and_changes_nothing(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "daemon.json"
     path.write_text(OLD.rstrip("\n"))
     diff = store.plan(target(path)).diff()

@@ -17,7 +17,7 @@ TABBED = (
 )
 
 
-def test_order_indentation_and_the_end_stay() -> None:
+def test_json_edits_keep_order_indentation_and_file_end() -> None:
     wanted = {**json.loads(TABBED), "runtimes": {"gpu-py": {"path": "/x"}}}
     assert json_text.edited(TABBED, wanted, "f") == (
         '{\n\t"log-driver": "json-file",\n\t"features": {\n\t\t"buildkit": true\n\t},\n'
@@ -45,7 +45,7 @@ def test_order_indentation_and_the_end_stay() -> None:
         ('{"a": "\\ud800"}', {"a": "\ud800", "b": 1}, '{"a": "\\ud800", "b": 1}'),
     ],
 )
-def test_edits_of_json(text: str, wanted: dict[str, Any], expected: str) -> None:
+def test_json_edits_keep_the_formatting(text: str, wanted: dict[str, Any], expected: str) -> None:
     assert json_text.edited(text, wanted, "f") == expected
 
 
@@ -78,7 +78,7 @@ DOCUMENTS = st.dictionaries(st.text(max_size=3), VALUES, max_size=5)
 
 
 @given(DOCUMENTS, DOCUMENTS, st.sampled_from([None, 0, 1, 4, "\t"]))
-def test_any_document_becomes_any_other(
+def test_any_json_object_can_be_edited_into_any_other(
     old: dict[str, Any], new: dict[str, Any], indent: int | str | None
 ) -> None:
     text = json.dumps(old, indent=indent)
@@ -100,7 +100,7 @@ version = 2  # two
 """
 
 
-def test_a_list_goes_below_the_version_and_comments_stay() -> None:
+def test_a_new_toml_list_goes_below_the_version_and_comments_stay() -> None:
     wanted = {**tomllib.loads(COMMENTED), "imports": ["/etc/containerd/conf.d/*.toml"]}
     assert toml_text.edited(COMMENTED, wanted, "f") == COMMENTED.replace(
         "# two\n", '# two\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
@@ -121,11 +121,13 @@ def test_a_list_goes_below_the_version_and_comments_stay() -> None:
         ("a = {x = 1}\n", {"a": {"x": 1, "y": {"z": 1}}}, "a = {x = 1,y = {z = 1}}\n"),
     ],
 )
-def test_edits_of_toml(text: str, wanted: dict[str, Any], expected: str) -> None:
+def test_toml_edits_keep_comments_and_formatting(
+    text: str, wanted: dict[str, Any], expected: str
+) -> None:
     assert toml_text.edited(text, wanted, "f") == expected
 
 
-def test_a_table_is_added_deep_inside() -> None:
+def test_a_deeply_nested_toml_table_is_added_and_removed() -> None:
     runtime = {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": "/x"}}
     wanted = tomllib.loads(COMMENTED)
     wanted["plugins"]["cri"] = {"containerd": {"runtimes": {"gpu-py": runtime}}}
@@ -150,7 +152,7 @@ def test_invalid_toml_is_refused_with_its_path(text: str) -> None:
         {"append": ["a", {"append": True}], "numbers": [1, "a"], "keys": {'\u00e9 "': 1}},
     ],
 )
-def test_a_new_file_says_the_document_below_its_comment(document: dict[str, Any]) -> None:
+def test_a_rendered_toml_file_has_its_comment_and_all_values(document: dict[str, Any]) -> None:
     text = toml_text.render(document, "one\ntwo")
     assert text.startswith("# one\n# two\n")
     assert tomllib.loads(text) == document
@@ -170,7 +172,7 @@ WRITTEN = {
 OWNED = [("runtimes", "gpu-py")]
 
 
-def test_steps_are_the_fewest() -> None:
+def test_edit_steps_are_minimal() -> None:
     assert list(steps({"a": 1, "b": {"c": 1, "d": 1}}, {"b": {"c": 2, "d": 1}, "e": []})) == [
         Step(("a",), remove=True),
         Step(("b", "c"), 2),
@@ -202,11 +204,13 @@ def test_steps_are_the_fewest() -> None:
         ({**WRITTEN, "runtimes": "broken"}, {**ORIGINAL, "runtimes": "broken"}),
     ],
 )
-def test_only_ours_is_taken_out(current: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_only_gpuhooks_changes_are_removed(
+    current: dict[str, Any], expected: dict[str, Any]
+) -> None:
     assert without_ours(current, ORIGINAL, WRITTEN, OWNED) == expected
 
 
-def test_an_entry_that_was_there_before_comes_back() -> None:
+def test_an_earlier_entry_is_restored() -> None:
     original = {"runtimes": {"gpu-py": {"path": "/old"}}, "default-runtime": "nvidia"}
     written = {"runtimes": {"gpu-py": {"path": "/new"}}, "default-runtime": "gpu-py"}
     current = {**written, "debug": True}

@@ -39,7 +39,7 @@ def test_nodes_outside_dev_get_no_systemd_device_rule(root: str, words: list[str
 
 
 @pytest.mark.parametrize("value", ["A=1", "A=", "A= ", "A=a  b\tc\"d'e\\f%g$h", 'A="\\"', "A='"])
-def test_a_variable_in_a_nspawn_file(value: str) -> None:
+def test_variables_in_a_nspawn_file_are_quoted_for_systemd(value: str) -> None:
     """systemd takes quotes off there, and a backslash for itself."""
     name, _, text = units.machine(Plan([]), [value])[-1].partition("=")
     parser = shlex.shlex(text, posix=True)
@@ -48,7 +48,7 @@ def test_a_variable_in_a_nspawn_file(value: str) -> None:
 
 
 @given(st.text(), st.text(min_size=1).filter(lambda text: "# To here" not in text))
-def test_a_block_is_found_and_taken_out_again(others: str, block: str) -> None:
+def test_a_unit_block_is_found_and_removed(others: str, block: str) -> None:
     block += "\n"
     if "# From here" in others + block:
         return
@@ -99,7 +99,7 @@ def test_owner_edits_outside_the_nspawn_block_survive_uninstall(tmp_path: Path) 
     "a machine of nspawn that fails keeps no other from its files",
     instead="except ZeroDivisionError as error:",
 )
-def test_a_machine_that_fails_keeps_no_other_from_its_files(
+def test_a_failing_nspawn_machine_does_not_block_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One names a GPU that is lost, for instance; systemd has to see what the others got."""
@@ -129,7 +129,7 @@ def enroot(prefix: Path) -> Ask:
     return Ask((("gpu-py", "/opt/gpuhook/bin/gpu-py"),), prefix=str(prefix))
 
 
-def test_a_hook_is_a_program_and_anothers_is_never_replaced(tmp_path: Path) -> None:
+def test_an_enroot_hook_is_executable_and_foreign_hooks_stay(tmp_path: Path) -> None:
     folder = tmp_path / "etc/enroot/hooks.d"
     folder.mkdir(parents=True)
     (folder / "98-nvidia.sh").write_text("theirs\n")
@@ -241,7 +241,7 @@ def test_edits_to_a_generated_file_are_saved_and_the_original_restored(
     assert whole.kept() == edited
 
 
-def test_the_same_edit_is_kept_once(whole: Whole) -> None:
+def test_repeated_user_edits_are_kept_once(whole: Whole) -> None:
     whole.install()
     for _ in range(2):
         edited = whole.edit("# mine\n")
@@ -272,7 +272,7 @@ def test_a_file_that_replaced_a_generated_file_is_restored(whole: Whole) -> None
     assert whole.kept() == []
 
 
-def test_a_crash_before_an_edit_is_kept_loses_none(
+def test_a_crash_during_install_loses_no_user_edit(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole.install()
@@ -286,6 +286,6 @@ def test_a_crash_before_an_edit_is_kept_loses_none(
     assert whole.kept() == [edited]
 
 
-def test_a_whole_text_is_one_thing() -> None:
+def test_a_whole_text_is_replaced_as_one_value() -> None:
     assert whole_text.edited("old", whole_text.parse("new", "x"), "x") == "new"
     assert whole_text.parse("", "x") == {}

@@ -72,7 +72,7 @@ def removed(record: dict[str, Any], *numbers: int) -> attached.Removed:
 EMPTY: dict[str, Any] = {"given": []}
 
 
-def test_control_nodes_stay_for_as_long_as_a_device() -> None:
+def test_control_nodes_stay_until_the_last_device_is_detached() -> None:
     one = given(EMPTY, 1, denied=[CONTROL[1:], (195, 1)])
     two = given(one, 2, denied=[(195, 2)])
     [every] = two["given"]
@@ -90,7 +90,7 @@ def test_control_nodes_stay_for_as_long_as_a_device() -> None:
 
 
 @pytest.mark.parametrize("together", [(1,), (2,), (1, 2)])
-def test_devices_attached_together(together: tuple[int, ...]) -> None:
+def test_jointly_attached_devices_can_be_detached_separately(together: tuple[int, ...]) -> None:
     both = given(EMPTY, 1, 2, denied=[CONTROL[1:], (195, 1), (195, 2)])
     found = removed(both, *together)
     assert {*found.denied} >= {(195, n) for n in together}
@@ -114,7 +114,7 @@ def test_a_node_that_the_cgroup_allowed_before_is_not_denied() -> None:
     assert found.places == {(195, 1): "/dev/nvidia1"}
 
 
-def test_limits_of_detached_devices_leave_the_record() -> None:
+def test_limits_of_detached_devices_are_removed_from_the_record() -> None:
     limits = [{"vendor": "nvidia", "id": f"GPU-{n}"} for n in (1, 2)]
     record = {**given(EMPTY, 1, 2, denied=[]), "limits": limits}
     assert removed(record, 1).record["limits"] == limits[1:]
@@ -123,20 +123,20 @@ def test_limits_of_detached_devices_leave_the_record() -> None:
 @pytest.mark.parametrize(
     ("word", "expected"), [("1", ["GPU-1"]), ("nvidia.com/gpu=1", ["GPU-1"]), ("GPU-3", ["GPU-3"])]
 )
-def test_names(word: str, expected: list[str]) -> None:
+def test_attach_finds_devices_by_index_cdi_name_and_id(word: str, expected: list[str]) -> None:
     [(names, _, devices)] = attach.named([word], {"nvidia": FOUR}, CONFIG)
     assert names.NAME == "nvidia"
     assert [each.id for each in devices] == expected
 
 
 @pytest.mark.parametrize("word", ["amd.com/gpu=0", "nvidia.com/gpu=", "=", "nvidia.com/gpu=a b"])
-def test_words_that_name_no_device(word: str) -> None:
+def test_words_naming_no_device_are_refused(word: str) -> None:
     with pytest.raises(RequestError, match=r"It is unclear which device .* Give KIND=NAME"):
         attach.named([word], {"nvidia": FOUR}, CONFIG)
 
 
 @pytest.mark.protects("attach-limits", "attach doesn't evade a host's memory limits")
-def test_a_host_that_limits_memory() -> None:
+def test_attach_is_refused_on_a_host_with_memory_limits() -> None:
     config = Config()
     config.device_memory = "1GiB"
     assert config.limits_memory
@@ -153,7 +153,7 @@ def test_a_host_that_limits_memory() -> None:
     "a process of another container gets no device",
     instead="if started is not None:",
 )
-def test_a_noted_process_that_is_not_the_containers(tmp_path: Path) -> None:
+def test_a_recorded_process_of_another_container_is_refused(tmp_path: Path) -> None:
     (tmp_path / "init.pid").write_text(f"{os.getpid()}")
     with pytest.raises(ContainerError, match="The first process of victim is unknown"):
         bundles.first_process("victim", str(tmp_path))
@@ -180,7 +180,7 @@ ID = "0123456789ab" * 5
         (f"/m.slice/libpod-{ID}.scope/container/x", f"/m.slice/libpod-{ID}.scope/container"),
     ],
 )  # fmt: skip
-def test_a_containers_cgroup(path: str, expected: str) -> None:
+def test_the_containers_own_cgroup_is_found(path: str, expected: str) -> None:
     assert target(ID)._own_part(path) == expected
 
 
@@ -198,7 +198,7 @@ def test_a_containers_cgroup(path: str, expected: str) -> None:
         ("a", "/machine.slice/libpod-b.scope"),  # the slice has an "a" in its name
     ],
 )
-def test_a_cgroup_of_others(name: str, path: str) -> None:
+def test_a_cgroup_not_named_after_the_container_is_refused(name: str, path: str) -> None:
     with pytest.raises(ContainerError, match="isn't named after it"):
         target(name)._own_part(path)
 
@@ -217,7 +217,7 @@ def test_a_cgroup_of_others(name: str, path: str) -> None:
         (f"/system.slice/docker-{ID}.scope/init.scope", ""),
     ],
 )
-def test_a_containers_scope(path: str, expected: str) -> None:
+def test_only_the_containers_own_scope_is_found(path: str, expected: str) -> None:
     one = target(ID)
     one.written = {2: path}
     assert one._scope() == expected
@@ -249,7 +249,7 @@ def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, Container
     "attach-one-at-a-time", "two processes don't change a container's devices at once",
     instead="held = contextlib.nullcontext()",
 )  # fmt: skip
-def test_a_change_waits_for_another(
+def test_a_concurrent_device_change_waits_and_times_out(
     recorded: tuple[Config, StateDirectory, Container], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, _, container = recorded
@@ -291,11 +291,11 @@ PAIRS = [(195, 1), (195, 255)]
 
 
 @pytest.mark.parametrize("before", [ALL, NONE, code.allow_rules([(195, 1)]) + NONE])
-def test_a_program_denies(before: bytes) -> None:
+def test_a_changed_device_program_denies_the_given_devices(before: bytes) -> None:
     changed = live._denying(before, PAIRS)
     assert [program_allows(changed, *pair) for pair in PAIRS] == [False, False]
     assert program_allows(changed, 195, 3) == program_allows(before, 195, 3)
 
 
-def test_a_program_is_as_before_after_both() -> None:
+def test_allowing_then_denying_restores_the_device_program() -> None:
     assert live._denying(code.allow_rules(PAIRS) + NONE, PAIRS) == NONE

@@ -47,18 +47,18 @@ def write(bundle: Path, state: Any) -> Path:
 
 
 @pytest.mark.parametrize("state", [runc, crun])
-def test_devices_of_a_container(bundle: Path, state: Any) -> None:
+def test_allowed_devices_are_read_from_the_runtimes_state_file(bundle: Path, state: Any) -> None:
     write(bundle, state(bundle))
     assert bundles.allowed_devices(7, 99, DEVICES) == [(195, 1)]
 
 
-def test_another_process_with_that_number(bundle: Path) -> None:
+def test_another_process_with_the_same_pid_has_no_devices(bundle: Path) -> None:
     write(bundle, runc(bundle))
     assert bundles.allowed_devices(7, 98, DEVICES) is None
     assert bundles.allowed_devices(8, 99, DEVICES) is None
 
 
-def test_a_state_file_that_others_can_write_is_not_believed(bundle: Path) -> None:
+def test_a_state_file_writable_by_others_is_ignored(bundle: Path) -> None:
     write(bundle, runc(bundle)).chmod(0o622)
     assert bundles.allowed_devices(7, 99, DEVICES) is None
 
@@ -69,12 +69,12 @@ def test_a_state_file_that_others_can_write_is_not_believed(bundle: Path) -> Non
      '{"init_process_pid": 7, "init_process_start": 99, "config": {"labels": 3}}',
      '{"init_process_pid": 7, "init_process_start": 99, "config": []}'],
 )  # fmt: skip
-def test_odd_state_files(bundle: Path, state: str) -> None:
+def test_malformed_state_files_are_ignored(bundle: Path, state: str) -> None:
     write(bundle, state)
     assert bundles.allowed_devices(7, 99, DEVICES) is None
 
 
-def test_a_bundle_that_is_gone(bundle: Path) -> None:
+def test_a_missing_bundle_gives_no_devices(bundle: Path) -> None:
     write(bundle, runc(bundle))
     (bundle / "config.json").unlink()
     assert bundles.allowed_devices(7, 99, DEVICES) is None
@@ -92,7 +92,7 @@ def looked(folder: Path, *wanted: str) -> Names:
     return names
 
 
-def test_podmans_store(tmp_path: Path) -> None:
+def test_container_names_are_read_from_podmans_store(tmp_path: Path) -> None:
     entries = [{"id": ONE, "names": ["web", "other"]}, {"id": TWO}, {"id": "3", "names": []}]
     (tmp_path / "containers.json").write_text(json.dumps(entries))
     names = looked(tmp_path, ONE, TWO)
@@ -101,12 +101,12 @@ def test_podmans_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "[" * 10**5, '[{"id": 1, "names": 5}]', "null"])
-def test_a_store_that_is_none(tmp_path: Path, text: str) -> None:
+def test_a_malformed_podman_store_gives_no_names(tmp_path: Path, text: str) -> None:
     (tmp_path / "containers.json").write_text(text)
     assert looked(tmp_path, ONE).of(ONE) == ("", "")
 
 
-def test_a_container_that_is_renamed(tmp_path: Path) -> None:
+def test_a_renamed_container_gets_its_new_name(tmp_path: Path) -> None:
     now = time.monotonic()
     names = Names(lambda: now)
     for after, name in ((0, "web"), (61, "old-web"), (122, "web")):

@@ -70,7 +70,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return one
 
 
-def test_a_privileged_container_has_all(
+def test_a_privileged_container_has_all_devices(
     tree: Tree, path: str, config: Config, entry: dict[str, Any]
 ) -> None:
     with tree.docker_answers(path, entry):
@@ -100,7 +100,7 @@ def test_containers_without_devices_or_process_are_omitted(
         ([{"Driver": "other", "DeviceIDs": ["0"]}, None], None),
     ],
 )
-def test_devices_of_documents(
+def test_cdi_device_requests_are_resolved_to_devices(
     tree: Tree,
     path: str,
     config: Config,
@@ -116,7 +116,9 @@ def test_devices_of_documents(
 
 
 @pytest.mark.parametrize("answer", [{}, [], [1], None, "text", {"Id": 1}])
-def test_an_answer_of_another_kind(tree: Tree, path: str, config: Config, answer: object) -> None:
+def test_malformed_docker_answers_are_ignored(
+    tree: Tree, path: str, config: Config, answer: object
+) -> None:
     with tree.docker_answers(path, answer):
         assert found(config) == []
 
@@ -133,7 +135,7 @@ def test_a_container_removed_before_its_inspection_is_omitted(
     "other users: all that Docker is asked without root shares half a second",
     instead="left = 50.0",
 )
-def test_all_questions_share_half_a_second(
+def test_all_docker_requests_share_half_a_second(
     tree: Tree, path: str, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer takes a while, and so do many of them."""

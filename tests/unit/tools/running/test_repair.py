@@ -46,7 +46,9 @@ def test_containers_are_selected_by_id_or_engine_name(
     ("name", "words"),
     [("0123456", "several"), ("po", "t a running"), ("", "t a running"), ("--all", "t a running")],
 )
-def test_names_that_mean_none_or_several(names: Names, name: str, words: str) -> None:
+def test_unknown_and_ambiguous_container_names_are_refused(
+    names: Names, name: str, words: str
+) -> None:
     with pytest.raises(ContainerError, match=rf"{words}.*as `gpuhook list` or the engine shows it"):
         repair.select([name], [ONE, TWO, POD], names)
 
@@ -86,7 +88,7 @@ def test_repaired_devices_are_both_in_the_record_and_on_the_host(
     assert repair.given_devices(one, process, inventory()) == [MINE]
 
 
-def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
+def test_a_gpu_missing_from_the_host_is_not_repaired(ourselves: tuple[int, int]) -> None:
     process, started = ourselves
     one = recorded(os.getpid(), started, MINE)
     moved = Gpu(0, 4, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
@@ -96,24 +98,24 @@ def test_a_gpu_that_has_another_number_now(ourselves: tuple[int, int]) -> None:
 
 
 @pytest.mark.protects("another-process", "a record is not another process'")
-def test_a_process_with_the_number_of_the_container(ourselves: tuple[int, int]) -> None:
+def test_a_process_that_reused_the_containers_pid_is_refused(ourselves: tuple[int, int]) -> None:
     process, started = ourselves
     with pytest.raises(ContainerError, match="has exited"):
         repair.given_devices(recorded(os.getpid(), started - 1, MINE), process, inventory())
 
 
-def test_a_process_that_has_ended() -> None:
+def test_an_ended_process_is_refused() -> None:
     with pytest.raises(ContainerError, match="has exited"):
         repair.repair(recorded(2**22 + 1, 1, MINE), inventory())
 
 
-def test_without_a_record_and_a_bundle_nothing_is_given(ourselves: tuple[int, int]) -> None:
+def test_a_container_without_record_and_bundle_is_refused(ourselves: tuple[int, int]) -> None:
     one = Container("web", "", os.getpid(), "sleep", {MINE})
     with pytest.raises(ContainerError, match="no record"):
         repair.given_devices(one, ourselves[0], inventory())
 
 
-def test_two_vendors_may_call_their_devices_alike(ourselves: tuple[int, int]) -> None:
+def test_equal_device_names_of_two_vendors_are_not_confused(ourselves: tuple[int, int]) -> None:
     process, started = ourselves
     one = recorded(os.getpid(), started, MINE)
     theirs = Device("GPU-1", "0", {}, ("/dev/other0",))
@@ -122,14 +124,14 @@ def test_two_vendors_may_call_their_devices_alike(ourselves: tuple[int, int]) ->
         assert repair.given_devices(one, process, now) == [MINE]
 
 
-def test_a_cgroup_called_like_a_container_is_not_that_container(names: Names) -> None:
+def test_a_cgroup_named_like_a_recorded_container_is_not_selected(names: Names) -> None:
     own = recorded(os.getpid(), 1, MINE)
     other = Container(own.name, own.engine, own.pid + 1, "sleep", {MINE})
     assert repair.select([own.name], [own, other], names) == [own]
     assert repair.select([own.name], [other], names) == [other]
 
 
-def test_a_record_that_does_not_say_in_which_cgroup(
+def test_a_record_without_cgroups_is_refused_unless_the_names_match(
     ourselves: tuple[int, int], tmp_path: Path
 ) -> None:
     """One of an earlier version: the cgroup that it is in counts where it is called after it."""
@@ -153,7 +155,7 @@ def test_a_record_that_does_not_say_in_which_cgroup(
     assert repair._written(Container("web", "", 1, "sleep"), -1) == {}
 
 
-def test_the_cgroups_are_written_down(tmp_path: Path, ourselves: tuple[int, int]) -> None:
+def test_the_containers_cgroups_are_recorded(tmp_path: Path, ourselves: tuple[int, int]) -> None:
     record = records.describe(State("web", os.getpid(), "", None), None, [])
     with records.RecordWriter(str(tmp_path / "state"), ourselves[0], record):
         [found] = records.read_all(str(tmp_path / "state"))

@@ -72,7 +72,7 @@ def test_selectors_select_the_expected_npus(
     assert selected(npus, *words) == labels
 
 
-def test_names_of_the_sample(tmp_path: Path) -> None:
+def test_sample_names_select_devices_and_unknown_names_are_refused(tmp_path: Path) -> None:
     """A new vendor's sample is a copy of it."""
     sample = second_vendor.sample()
     found = second_vendor.machine(tmp_path, sample.count, **sample.settings)
@@ -106,7 +106,7 @@ def test_an_unknown_device_error_lists_existing_devices(npus: Inventory) -> None
 
 
 @pytest.mark.parametrize("word", ["3", "A-0003", "2-3", "B1"])
-def test_a_device_that_cannot_be_used(npus: Inventory, word: str) -> None:
+def test_an_unusable_device_is_refused(npus: Inventory, word: str) -> None:
     with pytest.raises(LostDeviceError) as caught:
         selected(npus, word)
     assert str(caught.value).startswith("NPU 3 can't be used: it is in reset. Wait until its reset")
@@ -141,7 +141,7 @@ def test_variables_request_the_expected_npus(
     assert request.spaces == (names_of_variable(spaces) if spaces else ())
 
 
-def test_a_swarms_variable() -> None:
+def test_the_swarm_resource_variable_selects_devices_by_id() -> None:
     config = loads('swarm-resource = "acme=A, B"\n')
     request = second_vendor.read(spec_with("A=A-0002", "ACME_VISIBLE_DEVICES=0"), config)
     assert (request.devices, request.spaces) == (("A-0002",), ())
@@ -171,7 +171,7 @@ def test_annotations_name_the_devices_of_each_vendor(both: Inventories, mode: st
 
 
 @pytest.mark.parametrize("mode", ["cdi", "auto"])
-def test_annotations_for_documents_are_one_reading(mode: str) -> None:
+def test_a_second_vendor_reads_no_annotations_in_cdi_and_auto_mode(mode: str) -> None:
     """In these modes one vendor's reading passes on the names of all."""
     config = loads(f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\n' + ACCEPT)
     notes = {"cdi.k8s.io/x": "acme.example/npu=0"}
@@ -199,7 +199,7 @@ def test_npus_of_different_boards_are_refused_together(both: Inventories) -> Non
 # What it gets --------------------------------------------------------------------------------
 
 
-def test_the_nodes_of_what_was_asked_for(both: Inventories) -> None:
+def test_only_the_requested_devices_nodes_are_added(both: Inventories) -> None:
     plan = planned(spec_with("ACME_VISIBLE_DEVICES=2"), both)
     nodes = [(op["source"], op["destination"]) for op in of_kind(plan, "device")]
     root = both["acme"].root
@@ -235,7 +235,9 @@ def _give(monkeypatch: pytest.MonkeyPatch, *operations: Operation) -> None:
     monkeypatch.setattr(acme, "edits", lambda *_: list(operations))
 
 
-def test_two_vendors_are_one_plan(both: Inventories, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_to_two_vendors_make_one_plan(
+    both: Inventories, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = BindFile("/", "/opt/acme/libacme.so.1", "/usr/lib/libacme.so.1", ("ro",), "library")
     known = UpdateLdCache((("libacme.so.1", "/usr/lib/libacme.so.1", 3),), "libacme")
     _give(monkeypatch, known, file)
@@ -262,7 +264,7 @@ def test_two_vendors_are_one_plan(both: Inventories, monkeypatch: pytest.MonkeyP
         (Setting("OTHER", "7", "why"), False),
     ],
 )
-def test_a_variable_of_both_vendors(
+def test_conflicting_variables_of_two_vendors_are_refused(
     both: Inventories, monkeypatch: pytest.MonkeyPatch, theirs: Setting, refused: bool
 ) -> None:
     monkeypatch.setattr(type(NVIDIA), "environment", lambda *_: [theirs])
@@ -283,7 +285,7 @@ def _with_node(found: Inventory, node: Node) -> Inventory:
     return Inventory(*facts, (*found.nodes, node), control)
 
 
-def test_a_node_of_both_vendors(both: Inventories) -> None:
+def test_conflicting_nodes_of_two_vendors_are_refused(both: Inventories) -> None:
     spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
     control = both["nvidia"].node("/dev/nvidiactl")
     assert control is not None
@@ -297,7 +299,7 @@ def test_a_node_of_both_vendors(both: Inventories) -> None:
 
 
 @pytest.mark.parametrize(("source", "refused"), [("/opt/acme/x", True), (None, False)])
-def test_a_file_of_both_vendors(
+def test_conflicting_files_of_two_vendors_are_refused(
     both: Inventories, monkeypatch: pytest.MonkeyPatch, source: str | None, refused: bool
 ) -> None:
     spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")

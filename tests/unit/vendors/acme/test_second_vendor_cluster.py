@@ -83,7 +83,7 @@ def test_an_unknown_vendor_section_causes_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["maybe", ""])
-def test_a_value_that_it_cannot_have(text: str, tmp_path: Path) -> None:
+def test_an_invalid_plugin_option_value_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "plugin.yaml"
     file.write_text(f"acme: {{whole: '{text}'}}\n")
     with pytest.raises(subprocess.CalledProcessError) as caught:

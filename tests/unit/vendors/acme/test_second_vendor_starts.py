@@ -42,7 +42,9 @@ def absent(tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize("word", ["all", "ALL", "none", "acme.example/npu=all"])
-def test_an_absent_vendor_that_is_ignored(both: Inventories, absent: Config, word: str) -> None:
+def test_an_absent_driver_is_ignored_for_all_or_none_with_a_warning(
+    both: Inventories, absent: Config, word: str
+) -> None:
     spec = spec_with(f"ACME_VISIBLE_DEVICES={word}", "NVIDIA_VISIBLE_DEVICES=0")
     answer = resolved(spec, {"nvidia": both["nvidia"]}, absent)
     assert [grant.request.vendor for grant in answer.grants] == ["nvidia"]
@@ -64,7 +66,7 @@ def test_an_absent_vendor_that_is_ignored(both: Inventories, absent: Config, wor
         ("fail", "none"),
     ],
 )
-def test_an_absent_vendor_that_is_needed(
+def test_an_absent_driver_is_refused_for_named_devices_or_by_setting(
     both: Inventories, absent: Config, setting: str, word: str, beside: list[str]
 ) -> None:
     """It makes no difference whether there is another one."""
@@ -85,7 +87,7 @@ def test_a_driver_that_fails_is_not_missing(
         resolve(spec_with("ACME_VISIBLE_DEVICES=all"), absent)
 
 
-def test_a_container_that_gets_nothing_is_not_changed(
+def test_a_container_that_gets_no_device_is_unchanged(
     absent: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent.runtime_debug = str(tmp_path / "debug.log")
@@ -174,7 +176,7 @@ def _variables(spec: Spec, name: str) -> list[str]:
     return [entry.partition("=")[2] for entry in env if entry.partition("=")[0] == name]
 
 
-def test_mode_spec_makes_nodes_as_they_are(edit: Edit, both: Inventories) -> None:
+def test_spec_mode_keeps_numbers_mode_and_group_of_nodes(edit: Edit, both: Inventories) -> None:
     edited = edit(spec_with("ACME_VISIBLE_DEVICES=0"), SPEC_MODE)
     made = {node["path"]: node for node in edited.data["linux"]["devices"]}
     assert list(made) == ["/dev/acmectl", "/dev/acme0", "/dev/acme/dma0"]
@@ -189,13 +191,13 @@ def test_mode_spec_makes_nodes_as_they_are(edit: Edit, both: Inventories) -> Non
 
 
 @pytest.mark.parametrize("config", ["", SPEC_MODE], ids=["hook", "spec"])
-def test_a_bundle_started_again_does_not_grow(edit: Edit, config: str) -> None:
+def test_a_bundle_started_again_is_unchanged(edit: Edit, config: str) -> None:
     env = ["ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0", "ACME_PLUGIN_PATH=/mine"]
     once = edit(spec_with(*env), config)
     assert edit(once.text.encode(), config).text == once.text
 
 
-def test_variables_are_set_replaced_and_put_in_front(edit: Edit) -> None:
+def test_variables_are_set_replaced_or_prepended(edit: Edit) -> None:
     plain = edit(spec_with("ACME_VISIBLE_DEVICES=0,2"))
     assert _variables(plain, "ACME_DEVICES") == ["0,2"]
     assert _variables(plain, "ACME_PLUGIN_PATH") == [PLUGINS]
@@ -205,7 +207,7 @@ def test_variables_are_set_replaced_and_put_in_front(edit: Edit) -> None:
     assert _variables(replaced, "ACME_PLUGIN_PATH") == [f"{PLUGINS}:/mine"]
 
 
-def test_bytes_that_are_no_text_stay(edit: Edit) -> None:
+def test_bytes_that_are_not_utf_8_are_unchanged(edit: Edit) -> None:
     """Bytes that aren't UTF-8 are kept elsewhere, after everything inserted before them."""
     text = json.dumps(spec_with("ACME_VISIBLE_DEVICES=0", "OTHER=@1", "ACME_PLUGIN_PATH=@2"))
     data = text.encode().replace(b"@1", b"\xff\xc3 \\u00e9").replace(b"@2", b"\xfe\xe9")
@@ -232,7 +234,7 @@ GROUPS: dict[str, tuple[dict[str, Any], str, list[int] | None]] = {
 
 
 @pytest.mark.parametrize(("more", "config", "expected"), GROUPS.values(), ids=GROUPS.keys())
-def test_the_group_of_the_nodes(
+def test_the_group_of_the_device_nodes_is_added_where_mapped(
     edit: Edit, more: dict[str, Any], config: str, expected: list[int] | None
 ) -> None:
     edited = edit(spec_with("ACME_VISIBLE_DEVICES=0", **more), config)
@@ -268,7 +270,7 @@ def explain(
     return run
 
 
-def test_explain(explain: Callable[..., str]) -> None:
+def test_explain_reports_the_second_vendor_in_text_and_json(explain: Callable[..., str]) -> None:
     words = ("-e", "ACME_VISIBLE_DEVICES=0", "-e", "NVIDIA_VISIBLE_DEVICES=0")
     text = explain(*words, "-v")
     assert "Vendor:          ACME" in text
@@ -297,7 +299,9 @@ def test_explain_with_hook_alone_lists_undone_operations(explain: Callable[..., 
     assert {op["kind"] for op in report["operations"]} == {"allow-device", "device"}
 
 
-def test_explain_a_group_that_is_not_mapped(explain: Callable[..., str], tmp_path: Path) -> None:
+def test_explain_reports_an_unmapped_group_as_undone(
+    explain: Callable[..., str], tmp_path: Path
+) -> None:
     linux = _in_a_user_namespace((0, 100000, 65536))
     spec = tmp_path / "config.json"
     spec.write_text(json.dumps(spec_with("ACME_VISIBLE_DEVICES=0", linux=linux)))
@@ -337,14 +341,14 @@ def test_only_names_of_unrequested_vendors_are_imported(saving: Config) -> None:
     assert "gpuhook.vendors.acme.discover" in loaded
 
 
-def test_a_start_with_a_saved_inventory_is_thin(saving: Config) -> None:
+def test_a_start_with_a_saved_inventory_loads_few_modules(saving: Config) -> None:
     saving.driver_root = "/nonexistent"
     cache.get_inventory(saving, contract.load(registry.KNOWN["acme"]))
     _, loaded = with_acme(saving, "ACME_VISIBLE_DEVICES=0")
     assert not {"_ctypes", "re", "json", "gpuhook.vendors.acme.discover"} & loaded
 
 
-def test_every_vendor_has_the_same_names() -> None:
+def test_every_vendor_defines_the_same_constants() -> None:
     """One that is missing would be noticed where it is used, in a container's start."""
     sets = {
         name: {
@@ -357,6 +361,6 @@ def test_every_vendor_has_the_same_names() -> None:
     assert all(each == sets["nvidia"] for each in sets.values())
 
 
-def test_the_core_names_no_vendor_of_the_tests() -> None:
+def test_no_source_file_names_the_test_vendor() -> None:
     named = [path.name for path in SOURCES.rglob("*.py") if "acme" in path.read_text().lower()]
     assert named == []

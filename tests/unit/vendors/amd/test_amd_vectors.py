@@ -93,7 +93,7 @@ def labels(answer: Allocation | None) -> list[int]:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.request", "amd.request_docs")
-def test_requests(case: Case, tmp_path: Path) -> None:
+def test_requests_select_the_expected_devices(case: Case, tmp_path: Path) -> None:
     """An unknown name, that AMD's program warns about, is refused; the order is nothing visible."""
     given = case["input"]
     found = machine(tmp_path, given["gpus"], given.get("unique_ids"))
@@ -109,7 +109,7 @@ def test_requests(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.request.no_driver")
-def test_requests_without_a_driver(case: Case, tmp_path: Path) -> None:
+def test_requests_without_a_driver_match_the_vectors(case: Case, tmp_path: Path) -> None:
     if case["expected"].get("error"):
         with pytest.raises(DriverError, match="amdgpu isn't loaded"):
             resolved(None, *case["input"]["env"], root=str(tmp_path))
@@ -137,7 +137,7 @@ def test_a_container_gets_the_nodes_of_its_amd_gpus(case: Case, tmp_path: Path) 
 
 
 @pytest.mark.vectors("vendor_amd", "amd.discovery")
-def test_discovery(case: Case, tmp_path: Path) -> None:
+def test_discovery_matches_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     if given.get("module_loaded") is False:
         with pytest.raises(DriverError):
@@ -169,7 +169,7 @@ def by_id(found: Inventory, text: str) -> list[int]:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.unique_ids")
-def test_unique_ids(case: Case, tmp_path: Path) -> None:
+def test_unique_ids_select_the_expected_devices(case: Case, tmp_path: Path) -> None:
     nodes = case["input"]["kfd_nodes"]
     gpus = {
         f"0000:{at + 1:02x}:00.0": [f"renderD{node['drm_render_minor']}"]
@@ -186,7 +186,7 @@ def _with_colons(address: str) -> str:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.bus_ids")
-def test_bus_ids(case: Case, tmp_path: Path) -> None:
+def test_bus_ids_of_kfd_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     for number, node in case["input"]["kfd_nodes"].items():
         amd_machine.kfd_node(tmp_path, number, node)
     with Rootfs(str(tmp_path)) as root:
@@ -196,7 +196,7 @@ def test_bus_ids(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.bus_id_mi308")
-def test_bus_ids_and_partitions(case: Case) -> None:
+def test_bus_ids_and_partition_numbers_match_the_vectors(case: Case) -> None:
     expected = case["expected"]
     assert _with_colons(bus_id(case["input"])) == expected["bus_id"]
     found = Found("", "", 128, (), case["input"])
@@ -204,7 +204,7 @@ def test_bus_ids_and_partitions(case: Case) -> None:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.topology_property")
-def test_properties(case: Case) -> None:
+def test_topology_properties_match_the_vectors(case: Case) -> None:
     value = parse_properties(case["input"]["text"])[case["input"]["name"]]
     expected = case["expected"]
     assert value == expected.get("value", value)
@@ -212,7 +212,7 @@ def test_properties(case: Case) -> None:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.kfd_node")
-def test_kfd_nodes(case: Case, tmp_path: Path) -> None:
+def test_kfd_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     for number, text in enumerate(given.get("texts") or [given["text"]]):
         folder = f"sys/class/kfd/kfd/topology/nodes/{number}"
@@ -227,7 +227,7 @@ def test_kfd_nodes(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.node")
-def test_nodes(case: Case, tmp_path: Path) -> None:
+def test_device_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     if given.get("exists") is False:
         # One with the numbers 0:0 is no device's: the container is refused.
@@ -252,7 +252,7 @@ def _status(given: Case) -> os.stat_result:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.argv")
-def test_command_lines(case: Case) -> None:
+def test_command_lines_match_the_vectors(case: Case) -> None:
     arguments = Arguments(case["input"]["argv"][1:])
     expected = case["expected"]
     assert (arguments.verb in CREATING_VERBS) == expected["create"]
@@ -270,7 +270,7 @@ def lease(found: Inventory, words: str, container: str) -> Case:
 
 
 @pytest.mark.vectors("vendor_amd", "amd.lease")
-def test_leases(case: Case, tmp_path: Path) -> None:
+def test_exclusive_devices_in_use_are_refused(case: Case, tmp_path: Path) -> None:
     """A kind is exclusive or isn't, where AMD says that of each GPU."""
     given, expected = case["input"], case["expected"]
     state = given["state"]
@@ -310,7 +310,7 @@ def _document(found: Inventory, strategies: Sequence[str] = ("index",)) -> dict[
 
 
 @pytest.mark.vectors("vendor_amd", "amd.cdi")
-def test_documents(case: Case, tmp_path: Path) -> None:
+def test_cdi_specs_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     if "path" in given:
         (tmp_path / "blocker").touch()

@@ -24,7 +24,7 @@ def device(found: Inventory, number: int) -> Device:
     return found.devices[number]
 
 
-def test_whole_gpus(tmp_path: Path) -> None:
+def test_unpartitioned_gpus_are_found(tmp_path: Path) -> None:
     found = amd_machine.simulated(tmp_path, 3, model="AMD Instinct MI308X")
     assert nodes_of(found) == [
         ("card0", "renderD128"), ("card1", "renderD129"), ("card2", "renderD130"),
@@ -50,7 +50,7 @@ def test_whole_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spelling", ["_", "."])
-def test_partitions(tmp_path: Path, spelling: str) -> None:
+def test_partitions_used_by_kfd_are_found(tmp_path: Path, spelling: str) -> None:
     """Eight DRM devices are made of every GPU; KFD knows those that are used."""
     found = amd_machine.simulated(
         tmp_path, 2, split="1", partitions="4", memory="NPS4", spelling=spelling
@@ -73,7 +73,7 @@ def test_partitions(tmp_path: Path, spelling: str) -> None:
         ("none", "0000:05:00.0", "0000:08:00.0", {"0000:05:00.0:1"}),
     ],
 )  # fmt: skip
-def test_partitions_with_one_unique_id_or_none(
+def test_partitions_without_own_unique_ids_get_numbered_ids(
     tmp_path: Path, ids: str, first: str, other: str, called: set[str]
 ) -> None:
     found = amd_machine.simulated(tmp_path, 2, split="0", partitions="2", ids=ids)
@@ -89,7 +89,7 @@ def test_partitions_with_one_unique_id_or_none(
     ],
     ids=["not told", "told"],
 )
-def test_numbers_of_partitions(
+def test_partitions_are_numbered_by_location_or_order(
     tmp_path: Path, locations: list[int], spelling: str, ids: list[str]
 ) -> None:
     nodes = {
@@ -114,7 +114,7 @@ def test_an_amd_partition_is_ordered_after_its_gpu(tmp_path: Path) -> None:
     assert nodes_of(discover(str(tmp_path))) == [("renderD128",), ("renderD129",), ("renderD130",)]
 
 
-def test_a_partition_is_of_the_first_function(tmp_path: Path) -> None:
+def test_a_partition_belongs_to_the_first_pci_function(tmp_path: Path) -> None:
     nodes = {
         str(minor): {"drm_render_minor": minor, "location_id": location}
         for minor, location in ((128, 0x500), (129, 0x500), (130, 0x502))
@@ -127,7 +127,7 @@ def test_a_partition_is_of_the_first_function(tmp_path: Path) -> None:
     assert (partition.bus_id, partition.model) == ("0000:05:00.0", "1002:74a2")
 
 
-def test_numbers_follow_pci_addresses_whatever_else_counts_otherwise(tmp_path: Path) -> None:
+def test_device_numbers_follow_pci_addresses(tmp_path: Path) -> None:
     """Ten and more, cards and KFD's nodes in another order, a domain of its own."""
     addresses = [f"0000:{bus:02x}:00.0" for bus in range(3, 14)] + ["0001:02:00.0"]
     order = [*range(11, -1, -1)]
@@ -147,14 +147,14 @@ def test_numbers_follow_pci_addresses_whatever_else_counts_otherwise(tmp_path: P
     assert found[0].nodes == ("/dev/dri/card11", "/dev/dri/renderD139")
 
 
-def test_more_than_nine_partitions(tmp_path: Path) -> None:
+def test_more_than_nine_partitions_are_in_numeric_order(tmp_path: Path) -> None:
     found = amd_machine.simulated(tmp_path, 2, split="0,1")
     assert [each.nodes[1] for each in found.devices] == [
         f"/dev/dri/renderD{minor}" for minor in range(128, 144)
     ]
 
 
-def test_a_gpu_that_is_gone(tmp_path: Path) -> None:
+def test_devices_are_renumbered_after_a_gpu_is_removed(tmp_path: Path) -> None:
     found = amd_machine.simulated(tmp_path, 4, unplug="1")
     assert nodes_of(found) == [
         ("card0", "renderD128"), ("card2", "renderD130"), ("card3", "renderD131"),
@@ -167,7 +167,7 @@ def test_foreign_cards_and_gpus_unknown_to_kfd_are_ignored(tmp_path: Path) -> No
     assert nodes_of(found) == [("card1", "renderD128"), ("card3", "renderD130")]
 
 
-def test_another_drivers_devices_are_none_of_ours(tmp_path: Path) -> None:
+def test_devices_of_other_drivers_are_ignored(tmp_path: Path) -> None:
     """Whatever else is in /dev/dri, and whatever else KFD's numbers fit."""
     node = {"drm_render_minor": 128, "unique_id": 1}
     fabricate(tmp_path, {}, {"vkms.0": ["card0", "renderD128"], "amdgpu_xcp": ["x"]}, {"1": node})
@@ -175,7 +175,7 @@ def test_another_drivers_devices_are_none_of_ours(tmp_path: Path) -> None:
     assert discover(str(tmp_path)).devices == ()
 
 
-def test_strange_entries_are_passed_over(tmp_path: Path) -> None:
+def test_malformed_sysfs_entries_are_ignored(tmp_path: Path) -> None:
     gpus = {
         "0000:05:00.0": ["card0", "renderD128", "controlD64", "card0-DP-1", "renderDx", "version"],
         "bind": [],
@@ -200,7 +200,7 @@ def test_strange_entries_are_passed_over(tmp_path: Path) -> None:
     assert [each.bus_id for each in found.devices] == ["0000:05:00.0", "10000:01:00.0"]
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_files_count_as_missing(tmp_path: Path) -> None:
     """A path that can't be read as a file counts as missing."""
     amd_machine.simulated(tmp_path, 2)
     properties = tmp_path / KFD_NODES / "3/properties"
@@ -214,7 +214,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert device(found, 0).model == "1002:74a2 spx_nps1"
 
 
-def test_links_stay_below_the_root(tmp_path: Path) -> None:
+def test_absolute_links_are_resolved_below_the_root(tmp_path: Path) -> None:
     """Absolute links, as a container with a driver may have them, are the root's."""
     amd_machine.simulated(tmp_path / "root", 1)
     link = tmp_path / "root" / GPUS
@@ -223,7 +223,7 @@ def test_links_stay_below_the_root(tmp_path: Path) -> None:
     assert len(discover(str(tmp_path / "root")).devices) == 1
 
 
-def test_no_compute_driver(tmp_path: Path) -> None:
+def test_a_missing_compute_driver_gives_no_devices(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 2)
     shutil.rmtree(tmp_path / "sys/devices/virtual/kfd")
     found = discover(str(tmp_path))
@@ -234,20 +234,22 @@ def test_no_compute_driver(tmp_path: Path) -> None:
     ("own", "kernel", "version"),
     [("6.12.12", "6.1.0-18-amd64", "6.12.12"), ("", "6.1.0-18-amd64", "6.1.0-18-amd64")],
 )
-def test_version(tmp_path: Path, own: str, kernel: str, version: str) -> None:
+def test_driver_version_falls_back_to_the_kernel_release(
+    tmp_path: Path, own: str, kernel: str, version: str
+) -> None:
     fabricate(tmp_path, {}, {}, {})
     write(tmp_path / "sys/module/amdgpu/version", own)
     write(tmp_path / "proc/sys/kernel/osrelease", kernel)
     assert discover(str(tmp_path)).version == version
 
 
-def test_large_numbers() -> None:
+def test_properties_that_are_no_64_bit_numbers_are_ignored() -> None:
     assert parse_properties(f"unique_id {(1 << 64) - 1}\nx -1\ny 1.5\nz {'9' * 5000}\n") == {
         "unique_id": (1 << 64) - 1
     }
 
 
-def test_the_place_that_kfd_says() -> None:
+def test_bus_id_is_computed_from_kfd_location() -> None:
     assert bus_id({"location_id": 0x0A02, "domain": 0x10000}) == "10000:0a:00.0"
     assert bus_id({"location_id": 0x48F8}) == "0000:48:1f.0"
     assert bus_id({}) == ""
@@ -273,14 +275,14 @@ def test_no_device_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not [path for path in opened if path.startswith("/dev/")]
 
 
-def test_a_partition_of_a_gpu_that_is_not_shown(tmp_path: Path) -> None:
+def test_a_partition_without_its_gpu_in_sysfs_is_found(tmp_path: Path) -> None:
     node = {"drm_render_minor": 129, "unique_id": 3, "location_id": 0x501, "domain": 2}
     fabricate(tmp_path, {}, {"amdgpu_xcp_1": ["card1", "renderD129"]}, {"1": node})
     [found] = discover(str(tmp_path)).devices
     assert (found.bus_id, found.model, found.id) == ("0002:05:00.0", "", "0x3")
 
 
-def test_kfd_nodes_for_one_minor(tmp_path: Path) -> None:
+def test_the_first_of_two_kfd_nodes_with_one_minor_counts(tmp_path: Path) -> None:
     fabricate(tmp_path, {"0000:05:00.0": ["renderD128"]}, {}, {})
     for number, unique in ((10, 1), (9, 2)):
         kfd_node(tmp_path, number, {"drm_render_minor": 128, "unique_id": unique})

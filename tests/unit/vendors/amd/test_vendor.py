@@ -54,7 +54,7 @@ def _with_ids(root: Path, *ids: int) -> Inventory:
     return amd_machine.looked_at(root)
 
 
-def test_ids_of_decimal_digits(tmp_path: Path) -> None:
+def test_ids_of_decimal_digits_are_distinguished_from_indexes(tmp_path: Path) -> None:
     """A number of a few digits is an index, one of many an id where there is such an id."""
     found = _with_ids(tmp_path, 0x100000000, 0x1)
     assert selected(found, "1") == ["1"]
@@ -82,12 +82,14 @@ def read(*env: str, **settings: Any) -> Request:
         ("nvidia=S", "0xcd", ("7",)),
     ],
 )
-def test_a_swarms_variable(setting: str, value: str, devices: tuple[str, ...] | None) -> None:
+def test_the_swarm_resource_variable_selects_devices(
+    setting: str, value: str, devices: tuple[str, ...] | None
+) -> None:
     request = read(f"S={value}", "AMD_VISIBLE_DEVICES=7", swarm_resource=setting)
     assert request.devices == devices
 
 
-def test_a_swarm_with_two_vendors(gpus: Inventory) -> None:
+def test_one_swarm_variable_selects_devices_of_two_vendors(gpus: Inventory) -> None:
     """One name for the GPUs of both: each vendor takes the names of its form."""
     nvidia = machines.machine(machines.gpu(0, 3), machines.gpu(1, 0))
     spec = spec_with(f"DOCKER_RESOURCE_GPU={nvidia.gpus[1].uuid},0x84cafeae17e7620")
@@ -100,7 +102,7 @@ def test_a_swarm_with_two_vendors(gpus: Inventory) -> None:
 # What it gives -------------------------------------------------------------------------------
 
 
-def test_nodes_rules_and_groups(gpus: Inventory) -> None:
+def test_a_device_brings_its_nodes_cgroup_rules_and_groups(gpus: Inventory) -> None:
     answer = resolved(gpus, "AMD_VISIBLE_DEVICES=2")
     plan = make_plan(answer.grants, image.unknown(), answer.groups)
     wanted = ["/dev/kfd", "/dev/dri/card9", "/dev/dri/renderD137"]
@@ -111,13 +113,13 @@ def test_nodes_rules_and_groups(gpus: Inventory) -> None:
     assert answer.settings == []
 
 
-def test_a_container_without_a_device_has_the_control_node(gpus: Inventory) -> None:
+def test_a_container_without_devices_gets_the_control_node(gpus: Inventory) -> None:
     answer = resolved(gpus, "AMD_VISIBLE_DEVICES=none")
     [grant] = answer.grants
     assert [node.path for node, _ in grant.nodes] == ["/dev/kfd"]
 
 
-def test_groups_may_be_switched_off(gpus: Inventory) -> None:
+def test_groups_can_be_disabled_by_configuration(gpus: Inventory) -> None:
     config = loads("[features]\nno-additional-gids-for-device-nodes = true\n")
     assert resolved(gpus, "AMD_VISIBLE_DEVICES=0", config=config).groups == {}
 
@@ -209,7 +211,7 @@ def test_the_amd_simulator_lists_gpus_and_their_nodes(tmp_path: Path) -> None:
     assert len(made.nodes) == 2 + 2 * 16  # of kfd, the controller and all places for partitions
 
 
-def test_nodes_have_numbers_of_no_driver_here(tmp_path: Path) -> None:
+def test_simulated_nodes_avoid_major_numbers_of_real_drivers(tmp_path: Path) -> None:
     """A simulated card must not be a real one."""
     made = NodesOnPaper(str(tmp_path))
     simulate.simulate(made, 1, {})
@@ -223,7 +225,7 @@ def test_the_maximum_number_of_amd_gpus_is_simulated(tmp_path: Path) -> None:
     assert len(amd_machine.simulated(tmp_path / "split", 8, split=every).devices) == 64
 
 
-def test_groups(tmp_path: Path) -> None:
+def test_simulated_nodes_get_the_given_group(tmp_path: Path) -> None:
     found = amd_machine.simulated(tmp_path, 1, groups="7")
     assert {node.gid for node in found.nodes} == {7}
 
@@ -250,7 +252,7 @@ def _nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_nodes")
-def test_all_is_well(tmp_path: Path) -> None:
+def test_a_machine_in_order_has_only_ok_findings(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 2)
     assert by_check(examined(tmp_path), Status.OK) == {
         "amd-driver": "AMD's driver 6.12.12 is loaded",
@@ -259,7 +261,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert len(examined(tmp_path)) == 2
 
 
-def test_a_machine_without_amds_gpus_needs_no_driver(tmp_path: Path) -> None:
+def test_a_machine_without_amd_gpus_has_no_findings(tmp_path: Path) -> None:
     assert examined(tmp_path) == []
     for name, vendor, sort in (("0000:01:00.0", "0x10de", "0x030200"), ("x", "0x1002", "0x060400")):
         amd_machine.write(tmp_path / f"sys/bus/pci/devices/{name}/vendor", vendor)
@@ -268,7 +270,7 @@ def test_a_machine_without_amds_gpus_needs_no_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sort", ["0x030000", "0x038000", "0x120000"])
-def test_a_gpu_without_a_driver(tmp_path: Path, sort: str) -> None:
+def test_a_gpu_without_a_driver_is_a_failure(tmp_path: Path, sort: str) -> None:
     amd_machine.write(tmp_path / "sys/bus/pci/devices/0000:05:00.0/vendor", "0x1002")
     amd_machine.write(tmp_path / "sys/bus/pci/devices/0000:05:00.0/class", sort)
     [found] = examined(tmp_path)
@@ -276,7 +278,7 @@ def test_a_gpu_without_a_driver(tmp_path: Path, sort: str) -> None:
     assert "amdgpu isn't loaded" in found.message
 
 
-def test_nodes_that_are_missing(tmp_path: Path) -> None:
+def test_missing_nodes_are_a_failure(tmp_path: Path) -> None:
     amd_machine.simulated(tmp_path, 1)
     found = by_check(examined(tmp_path), Status.FAILURE)
     assert "no node /dev/kfd, /dev/dri/card0, /dev/dri/renderD128" in found["amd-nodes"]
@@ -297,7 +299,9 @@ def test_node_groups_not_added_to_containers_cause_a_warning(tmp_path: Path) -> 
     assert "belong to the groups 105, and no container's process" in found["amd-groups"]
 
 
-def test_a_device_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_device_gives_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     amd_machine.simulated(tmp_path, 1)
     seen = discover.discover(str(tmp_path))
     seen.devices[0].state = "its node is another's"

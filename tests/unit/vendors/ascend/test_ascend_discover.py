@@ -47,14 +47,14 @@ def test_npus_listed_only_in_the_driver_class_are_found(tmp_path: Path) -> None:
     assert found.devices[10].bus_id == ""
 
 
-def test_a_driver_that_shows_no_numbers(tmp_path: Path) -> None:
+def test_devices_are_found_by_nodes_without_sysfs_numbers(tmp_path: Path) -> None:
     """Its nodes count then, if their major is the driver's own."""
     made = Machine("ascend", tmp_path, 2, pci="no", chip="310B", vnpus="100", decoys="yes")
     shutil.rmtree(tmp_path / CLASS)
     assert labels(made.look()) == ["0", "1", "100"]
 
 
-def test_numbers_are_the_drivers_and_not_the_order_on_the_bus(tmp_path: Path) -> None:
+def test_device_numbers_are_the_drivers_and_not_the_bus_order(tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, numbers="5,0")
     assert {device.label: device.bus_id for device in found.devices} == {
         "5": "0000:01:00.0",
@@ -87,7 +87,9 @@ def _half_made(made: Machine) -> None:
 
 
 @pytest.mark.parametrize("harm", [_no_table, _odd_table, _unreadable, _half_made])
-def test_sysfs_that_lacks_something(tmp_path: Path, harm: Callable[[Machine], None]) -> None:
+def test_incomplete_sysfs_still_gives_all_devices(
+    tmp_path: Path, harm: Callable[[Machine], None]
+) -> None:
     made = Machine("ascend", tmp_path, 2)
     harm(made)
     found = made.look()
@@ -110,7 +112,7 @@ def test_one_pci_address_in_two_domains_means_two_npus(tmp_path: Path) -> None:
     }
 
 
-def test_two_dies_on_one_address(tmp_path: Path) -> None:
+def test_two_dies_on_one_bus_address_are_two_devices(tmp_path: Path) -> None:
     made = Machine("ascend", tmp_path, 2)
     shutil.rmtree(tmp_path / "sys/devices/pci0000:00/0000:02:00.0")
     table = "bdf      udevid add_id\n01:00.0  0      0\n01:00.0  1      4\n"
@@ -118,14 +120,14 @@ def test_two_dies_on_one_address(tmp_path: Path) -> None:
     assert [device.bus_id for device in made.look().devices] == ["0000:01:00.0"] * 2
 
 
-def test_a_node_that_is_missing(tmp_path: Path) -> None:
+def test_missing_nodes_are_recorded(tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, 2, missing="davinci1,hisi_hdc")
     assert "/dev/davinci1" in found.missing()
     assert "/dev/hisi_hdc" in found.missing()  # looked for again, and needed by nobody
     assert "/dev/hisi_hdc" not in found.control
 
 
-def test_nodes_with_common_names_are_no_other_chips(tmp_path: Path) -> None:
+def test_nodes_with_generic_names_of_other_drivers_are_ignored(tmp_path: Path) -> None:
     """/dev/hdmi of a machine with another chip is another driver's."""
     made = Machine("ascend", tmp_path, 1)
     made.node("/dev/hdmi", 9, 9)
@@ -133,7 +135,7 @@ def test_nodes_with_common_names_are_no_other_chips(tmp_path: Path) -> None:
     assert set(made.look().control) == {"/dev/davinci_manager", *discover.SHARED}
 
 
-def test_a_path_of_a_list_that_comes_later_is_noticed(tmp_path: Path) -> None:
+def test_a_listed_path_that_appears_later_is_detected(tmp_path: Path) -> None:
     made = Machine("ascend", tmp_path, 1)
     made.write("/etc/ascend-docker-runtime.d/base.list", "/opt/later\n")
     assert "/opt/later" in made.look().missing()
@@ -142,7 +144,7 @@ def test_a_path_of_a_list_that_comes_later_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chip", SIMULATED)
-def test_every_chip(tmp_path: Path, chip: str) -> None:
+def test_every_simulated_chip_is_recognized(tmp_path: Path, chip: str) -> None:
     made = Machine("ascend", tmp_path, 1, chip=chip)
     assert discover.CHIPS[SIMULATED[chip][0]] == chip
     assert made.look().devices[0].model == f"Ascend {chip}"
@@ -167,7 +169,7 @@ FAMILIES = {
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.chip")
-def test_chips(case: Case) -> None:
+def test_chip_names_match_the_vectors(case: Case) -> None:
     """The vendor's library names chips; gpuhook asks none and goes by PCI, so none is unknown."""
     chips = FAMILIES.get(str(case["expected"]["type"]), set())
     name = str(case["input"]["chip_name"]).removeprefix("Ascend").rstrip("X")
@@ -186,7 +188,7 @@ def last_names(paths: list[str]) -> str:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.shared_nodes")
-def test_shared_nodes(case: Case, tmp_path: Path) -> None:
+def test_shared_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     """The existing nodes determine the family: the chip's name isn't queried."""
     given, expected = case["input"], case["expected"]
     missing = list(given.get("missing", ()))
@@ -206,13 +208,13 @@ def test_shared_nodes(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.common_nodes")
-def test_common_nodes(case: Case, tmp_path: Path) -> None:
+def test_common_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, 1, chip=chip_of(case["input"]["type"]))
     assert set(case["expected"].get("nodes_any_order", ())) <= shared(found)
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.manager_node")
-def test_manager_node(case: Case, tmp_path: Path) -> None:
+def test_manager_node_matches_the_vectors(case: Case, tmp_path: Path) -> None:
     managers = ["/dev/davinci_manager", "/dev/davinci_manager_docker"]
     missing = [path for path in managers if path not in case["input"]["exists"]]
     chip = chip_of(case["input"]["type"])
@@ -226,13 +228,13 @@ def test_manager_node(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.container_path")
-def test_container_path(case: Case) -> None:
+def test_container_paths_match_the_vectors(case: Case) -> None:
     given = case["input"]
     path = f"/dev/{given['kind']}{given['host']}"
     assert (discover._inside(path) or path) == case["expected"]["container"]
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.driver_table")
-def test_driver_table(case: Case) -> None:
+def test_driver_table_rows_match_the_vectors(case: Case) -> None:
     found = [list(row) for row in discover.rows(case["input"]["text"])]
     assert found == case["expected"]["rows"]

@@ -37,13 +37,13 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "ascend"
 
 
-def test_a_machine_in_order(examine: Examine, place: Path) -> None:
+def test_a_machine_in_order_has_one_ok_finding(examine: Examine, place: Path) -> None:
     found = examine(Machine("ascend", place, 2, vnpus="116"))
     text = "Ascend's driver 24.1.rc3 has 3 NPUs and vNPUs"
     assert found == [("ok", "ascend-devices", text)]
 
 
-def test_a_machine_without_any_is_not_examined(examine: Examine, place: Path) -> None:
+def test_a_machine_without_npus_has_no_findings(examine: Examine, place: Path) -> None:
     (place / "sys/bus/pci/devices/0000:00:05.0").mkdir(parents=True)
     assert examine() == []
     (place / "sys/bus/pci/devices/0000:00:05.0/vendor").write_text("0x19e5\n")
@@ -51,7 +51,7 @@ def test_a_machine_without_any_is_not_examined(examine: Examine, place: Path) ->
     assert examine() == []
 
 
-def test_an_npu_without_a_driver(examine: Examine, place: Path) -> None:
+def test_an_npu_without_a_driver_is_a_failure(examine: Examine, place: Path) -> None:
     folder = place / "sys/bus/pci/devices/0000:c1:00.0"
     folder.mkdir(parents=True)
     (folder / "vendor").write_text("0x19e5\n")
@@ -59,13 +59,13 @@ def test_an_npu_without_a_driver(examine: Examine, place: Path) -> None:
     assert examine() == [("failure", "ascend-devices", "Ascend's driver isn't loaded")]
 
 
-def test_a_root_that_is_not_there(examine: Examine) -> None:
+def test_a_missing_driver_root_is_a_failure(examine: Examine) -> None:
     [(status, _, message)] = examine()
     assert status == "failure"
     assert "can't be read" in message
 
 
-def test_nodes_that_are_missing_or_wrong(examine: Examine, place: Path) -> None:
+def test_missing_nodes_and_wrong_numbers_are_reported(examine: Examine, place: Path) -> None:
     made = Machine("ascend", place, 2, missing="davinci0")
     made.node("/dev/davinci1", 9, 9)
     found = examine(made)
@@ -76,7 +76,7 @@ def test_nodes_that_are_missing_or_wrong(examine: Examine, place: Path) -> None:
     assert message.startswith("NPU 1 (npu-1) can't be used: /dev/davinci1 has the numbers 9:9")
 
 
-def test_lists_that_are_wrong(examine: Examine, place: Path) -> None:
+def test_invalid_file_lists_are_reported(examine: Examine, place: Path) -> None:
     made = Machine("ascend", place, 1)
     made.write(f"{LISTS}/base.list", "/proc\n/proc/devices\n")
     made.write(f"{LISTS}/open.list", "/x\n").chmod(0o666)
@@ -97,7 +97,9 @@ def test_lists_that_are_wrong(examine: Examine, place: Path) -> None:
         ("950", "no", "isn't JSON"),
     ],
 )
-def test_the_topology(examine: Examine, place: Path, chip: str, text: str, words: str) -> None:
+def test_an_invalid_topology_file_is_reported(
+    examine: Examine, place: Path, chip: str, text: str, words: str
+) -> None:
     made = Machine("ascend", place, 1, chip=chip)
     made.write("/etc/hccl_rootinfo.json", text)
     found = [message for _, check, message in examine(made) if check == "ascend-topology"]

@@ -36,7 +36,7 @@ def refused(found: lists.Found) -> tuple[str, ...]:
     return tuple(sentence for each in found.lists for sentence in each.refused)
 
 
-def test_a_list_is_read(made: Machine) -> None:
+def test_a_list_gives_each_existing_path_once(made: Machine) -> None:
     made.write(BASE, f"# a comment\n\n  {DRIVER}/lib64/  \n/usr/local/dcmi\n/usr/local/dcmi\n/no\n")
     found = find(made)
     assert given(found) == [f"{DRIVER}/lib64", "/usr/local/dcmi"]
@@ -49,7 +49,7 @@ def test_a_link_is_followed_below_the_driver_root(made: Machine) -> None:
     assert file.path == "/usr/local/sbin/npu-smi"
 
 
-def test_a_machine_without_lists(tmp_path: Path) -> None:
+def test_a_machine_without_lists_gets_the_default_paths(tmp_path: Path) -> None:
     made = Machine("ascend", tmp_path, 1, lists="no")
     found = find(made)
     assert given(found) == [path for path in lists.DEFAULT if path != "/no"]
@@ -57,7 +57,7 @@ def test_a_machine_without_lists(tmp_path: Path) -> None:
     assert BASE in found.absent
 
 
-def test_the_topology_comes_with_every_list(made: Machine) -> None:
+def test_the_topology_file_belongs_to_every_list(made: Machine) -> None:
     made.write(f"{LISTS}/other.list", "/usr/local/dcmi\n")
     topology = [file for file in find(made).files if file.target == "/etc/hccl_rootinfo.json"]
     assert [file.capability for file in topology] == ["base", "other"]
@@ -96,7 +96,7 @@ def test_engine_sockets_are_not_given(made: Machine, path: str) -> None:
 
 
 @pytest.mark.protects("engines-files", "no container is given what is an engine's")
-def test_engine_sockets_where_var_run_is_a_folder(made: Machine) -> None:
+def test_engine_sockets_below_a_real_var_run_are_not_given(made: Machine) -> None:
     made.write("/var/run/containerd/x", "")
     made.write(BASE, "/var/run/containerd/x\n/var/run/containerd\n/var/run\n")
     assert given(find(made)) == []
@@ -121,7 +121,7 @@ def test_listed_paths_in_dev_proc_and_sys_are_not_given(made: Machine, path: str
     assert given(find(made)) == []
 
 
-def test_a_list_that_others_may_write(made: Machine) -> None:
+def test_a_list_writable_by_others_is_ignored(made: Machine) -> None:
     made.write(BASE, "/usr/local/dcmi\n").chmod(0o666)
     [found] = find(made).lists
     assert found.problem == "non-root users may write to it"
@@ -131,7 +131,7 @@ def test_a_list_that_others_may_write(made: Machine) -> None:
     assert find(made).lists[0].problem == "non-root users may write to it"
 
 
-def test_a_list_of_another_user(made: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_another_user_is_ignored(made: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root's lists count, and those of the user that gpuhook runs as."""
     owner = made.write(BASE, "/usr/local/dcmi\n").stat().st_uid
     if owner == 0:
@@ -144,7 +144,7 @@ def test_a_list_of_another_user(made: Machine, monkeypatch: pytest.MonkeyPatch) 
     assert find(made).lists[0].problem == ""
 
 
-def test_a_list_of_a_root_that_has_no_number_here(
+def test_a_list_of_an_unmapped_root_user_is_accepted(
     made: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below a rootless engine the host's root is user nobody."""
@@ -153,7 +153,7 @@ def test_a_list_of_a_root_that_has_no_number_here(
     assert find(made).lists[0].problem == ""
 
 
-def test_a_list_that_is_none(made: Machine) -> None:
+def test_malformed_lists_are_reported_and_other_files_ignored(made: Machine) -> None:
     (made.place / LISTS.lstrip("/") / "odd.list").mkdir()
     made.write(f"{LISTS}/bytes.list", "x").write_bytes(b"\xff\n")
     made.write(f"{LISTS}/.list", "/usr/local/dcmi\n")
@@ -180,7 +180,7 @@ def test_libraries_are_found_by_soname(made: Machine) -> None:
     }
 
 
-def test_libraries_that_are_none(made: Machine, library: Any) -> None:
+def test_files_that_are_not_usable_libraries_are_ignored(made: Machine, library: Any) -> None:
     folder = made.place / DRIVER.lstrip("/") / "lib64/driver"
     (folder / "libtext.so").write_text("not a library")
     (folder / "libsmall.so").write_bytes(library("libsmall.so", bits=32))
@@ -198,7 +198,7 @@ def test_libraries_that_are_none(made: Machine, library: Any) -> None:
     assert {*found} - {"libplain.so.1", "libversioned.so.1"} == {"libc_sec.so", "libascend_hal.so"}
 
 
-def test_the_first_folder_wins(made: Machine, library: Any) -> None:
+def test_the_first_library_folder_takes_precedence(made: Machine, library: Any) -> None:
     path = f"{DRIVER}/lib64/libascend_hal.so"
     made.data(path, library("libascend_hal.so"))
     assert libraries(find(made))["libascend_hal.so"] != path

@@ -26,7 +26,7 @@ def test_ascend_options_default_to_the_base_list() -> None:
     assert AscendOptions(nodes_only=True).facts() == [("Lists of files", "none")]
 
 
-def test_lists_are_heard_where_devices_are() -> None:
+def test_list_variables_are_ignored_where_variables_are_not_accepted() -> None:
     config = Config()
     config.accept_envvar_unprivileged = False
     spec = {"process": {"env": ["ASCEND_RUNTIME_MOUNTS=a"]}}
@@ -37,7 +37,7 @@ def test_lists_are_heard_where_devices_are() -> None:
     assert (source, why[:21]) == ("environment", "ASCEND_RUNTIME_MOUNTS")
 
 
-def test_options_are_read() -> None:
+def test_option_variables_are_parsed() -> None:
     request = read(
         f"{ASK}=100",
         "ASCEND_RUNTIME_OPTIONS= virtual , NODRV,VIRTUAL",
@@ -68,7 +68,7 @@ def test_invalid_ascend_options_are_refused_only_with_a_request(entry: str, word
     assert read(f"{ASK}=void", entry).devices is None
 
 
-def test_engine_sockets_are_never_given() -> None:
+def test_a_request_for_engine_sockets_is_ignored() -> None:
     request = read(f"{ASK}=0", "MOUNT_BY_RUNTIME_FOR_DP=")
     [(source, reason)] = request.ignored
     assert source == "environment"
@@ -88,7 +88,7 @@ def test_engine_sockets_are_never_given() -> None:
         ("none", ()),
     ],
 )
-def test_numbers_of_a_container_that_asks_for_vnpus(asked: str, selectors: tuple[str, ...]) -> None:
+def test_numbers_mean_vnpus_with_the_virtual_option(asked: str, selectors: tuple[str, ...]) -> None:
     assert read(f"{ASK}={asked}", "ASCEND_RUNTIME_OPTIONS=VIRTUAL").selectors == selectors
 
 
@@ -96,7 +96,7 @@ def test_numbers_of_a_container_that_asks_for_vnpus(asked: str, selectors: tuple
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.options")
-def test_options(case: Case) -> None:
+def test_option_values_match_the_vectors(case: Case) -> None:
     value, expected = case["input"]["value"], case["expected"]
     if expected.get("error"):
         with pytest.raises(RequestError):
@@ -106,7 +106,7 @@ def test_options(case: Case) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.disable_ub")
-def test_disable_ub(case: Case) -> None:
+def test_disable_ub_values_match_the_vectors(case: Case) -> None:
     value, expected = case["input"]["value"], case["expected"]
     if expected.get("error"):
         with pytest.raises(RequestError):
@@ -116,7 +116,7 @@ def test_disable_ub(case: Case) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.list_names")
-def test_list_names(case: Case) -> None:
+def test_list_names_match_the_vectors(case: Case) -> None:
     """The hook makes the letters small; gpuhook finds a list by letters of either case."""
     expected = case["expected"]
     if expected.get("error"):
@@ -130,14 +130,14 @@ def test_list_names(case: Case) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.variable")
-def test_variable(case: Case) -> None:
+def test_variable_values_match_the_vectors(case: Case) -> None:
     assert read(*case["input"]["env"]).devices is None
     env = SpecReader({"process": {"env": case["input"]["env"]}}, Config()).env
     assert env[case["input"]["name"]] == case["expected"]["value"]
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.virtual_split")
-def test_virtual_split(case: Case) -> None:
+def test_a_request_to_split_an_npu_is_refused(case: Case) -> None:
     """gpuhook splits no NPU, so that such a request always fails."""
     devices = ",".join(str(number) for number in case["input"]["devices"])
     with pytest.raises(RequestError, match="asks to split an NPU"):
@@ -145,7 +145,7 @@ def test_virtual_split(case: Case) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.engine_sockets")
-def test_engine_sockets(case: Case) -> None:
+def test_engine_sockets_are_ignored_in_every_vector(case: Case) -> None:
     """gpuhook gives none, whatever is asked (docs/engineering/differences.md)."""
     env = case["input"].get("env", ["MOUNT_BY_RUNTIME_FOR_DP=1"])
     request = read(f"{ASK}=0", *env)

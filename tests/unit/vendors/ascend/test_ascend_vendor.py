@@ -63,7 +63,7 @@ def test_split_npus_and_unknown_vnpus_are_refused(
     assert isinstance(caught.value, LostDeviceError) == ("split" in words)
 
 
-def test_two_that_would_be_one_node(tmp_path: Path) -> None:
+def test_an_npu_and_a_vnpu_with_the_same_node_are_refused(tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, 1, vnpus="0")
     assert nodes(planned(found, f"{ASK}=0")) == [("/dev/davinci0", "/dev/davinci0")]
     assert nodes(planned(found, f"{ASK}=0", VIRTUAL)) == [("/dev/vdavinci0", "/dev/davinci0")]
@@ -94,7 +94,7 @@ def test_a_container_gets_nodes_files_and_libraries_of_its_npus(npus: Inventory)
     assert plan.operations[-1].to_json()["libraries"] == ["libc_sec.so", "libascend_hal.so"]
 
 
-def test_the_loader_finds_libraries_where_they_are(npus: Inventory) -> None:
+def test_the_loader_cache_lists_libraries_at_their_own_paths(npus: Inventory) -> None:
     cache: Any = planned(npus, f"{ASK}=0").operations[-1]
     assert [path for _, path, _ in cache.libraries] == [
         f"{DRIVER}/lib64/common/libc_sec.so",
@@ -102,7 +102,7 @@ def test_the_loader_finds_libraries_where_they_are(npus: Inventory) -> None:
     ]
 
 
-def test_an_image_whose_loader_has_no_cache(npus: Inventory) -> None:
+def test_an_image_without_a_loader_cache_gets_no_cache_entries(npus: Inventory) -> None:
     answer = resolved(npus, f"{ASK}=0")
     musl = image.Image(Layout("/usr/lib", None, uses_cache=False))
     assert make_plan(answer.grants, musl).operations[-1].kind == "bind"
@@ -114,13 +114,13 @@ def test_the_nodrv_option_gives_nodes_without_files(npus: Inventory) -> None:
     assert not {"bind", "ldcache"} & {op.kind for op in plan.operations}
 
 
-def test_without_the_ub_bus(npus: Inventory) -> None:
+def test_disable_ub_mount_leaves_out_the_ub_nodes(npus: Inventory) -> None:
     found = places(planned(npus, f"{ASK}=0", "DISABLE_UB_MOUNT=True"), "device")
     assert "/dev/davinci_manager" in found
     assert not [path for path in found if "uburma" in path]
 
 
-def test_lists_that_are_asked_for(tmp_path: Path) -> None:
+def test_requested_lists_are_mounted_and_unknown_ones_warned_of(tmp_path: Path) -> None:
     made = Machine("ascend", tmp_path, 1)
     made.folder("/run")
     made.write(f"{LISTS}/Tools.list", f"{DRIVER}\n{DRIVER}/include\n/usr/local/dcmi\n/run\n")
@@ -141,7 +141,7 @@ def test_lists_that_are_asked_for(tmp_path: Path) -> None:
     assert f"{DRIVER}/lib64" not in places(both, "bind")
 
 
-def test_a_folder_that_is_a_link_covers_nothing(tmp_path: Path) -> None:
+def test_a_file_below_a_linked_folder_is_mounted_separately(tmp_path: Path) -> None:
     """A file elsewhere in it must still be mounted at its proper path."""
     made = Machine("ascend", tmp_path, 1)
     made.write("/opt/other/npu", "")
@@ -153,7 +153,7 @@ def test_a_folder_that_is_a_link_covers_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_a_list_that_cannot_be_used(tmp_path: Path) -> None:
+def test_an_unusable_list_is_refused_only_when_requested(tmp_path: Path) -> None:
     made = Machine("ascend", tmp_path, 1)
     made.write(f"{LISTS}/long.list", "/x\n" * 129)
     found = made.look()
@@ -163,13 +163,13 @@ def test_a_list_that_cannot_be_used(tmp_path: Path) -> None:
         resolved(found, f"{ASK}=0", "ASCEND_RUNTIME_MOUNTS=long")
 
 
-def test_the_manager_is_needed(tmp_path: Path) -> None:
+def test_a_missing_manager_node_is_refused(tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, 1, missing="davinci_manager")
     with pytest.raises(DriverError, match=r"Ascend's driver has no node /dev/davinci_manager"):
         resolved(found, f"{ASK}=0")
 
 
-def test_beside_nvidia(npus: Inventory) -> None:
+def test_npus_and_nvidia_gpus_share_one_plan(npus: Inventory) -> None:
     gpus = machines.machine(machines.gpu(0, 3))
     plan = planned(npus, f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=0", beside=[gpus])
     assert {"/dev/davinci0", "/dev/nvidia3"} < {*places(plan, "device")}
@@ -177,7 +177,7 @@ def test_beside_nvidia(npus: Inventory) -> None:
     assert {"libcuda.so.1", "libascend_hal.so"} < {*plan.operations[-1].to_json()["libraries"]}
 
 
-def test_a_cdi_document(npus: Inventory) -> None:
+def test_a_cdi_spec_names_usable_npus_and_vnpus(npus: Inventory) -> None:
     made = generate(Source(VENDOR, npus, Config(), "/usr/bin/gpuhook-cdi-hook"))
     document = made.document
     names = {device["name"]: device["containerEdits"] for device in document["devices"]}
@@ -222,7 +222,7 @@ def answer(found: Inventory, env: list[str]) -> list[int] | str | None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.request")
-def test_requests(case: Case, many: Inventory) -> None:
+def test_requests_match_the_vectors(case: Case, many: Inventory) -> None:
     """The vendor sorts by number and gpuhook doesn't, so that both are compared sorted."""
     expected = "error" if case["expected"].get("error") else case["expected"]["devices"]
     expected = GIVEN.get(case["name"], expected)
@@ -230,13 +230,13 @@ def test_requests(case: Case, many: Inventory) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.environment")
-def test_environments(case: Case, many: Inventory) -> None:
+def test_environments_match_the_vectors(case: Case, many: Inventory) -> None:
     expected = "error" if case["expected"].get("error") else case["expected"]["devices"]
     assert answer(many, case["input"]["env"]) == GIVEN.get(case["name"], expected)
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.device_nodes")
-def test_device_nodes(case: Case, tmp_path: Path) -> None:
+def test_device_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     numbers = ",".join(str(number) for number in given["devices"])
     sort = {"vnpus": numbers.replace("-", "")} if given["virtual"] else {}
@@ -255,7 +255,7 @@ NOT_MOUNTED = ("nodes in a list are looked up without that root",)
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.mount_list")
-def test_mount_list(case: Case, tmp_path: Path) -> None:
+def test_mounted_lists_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     made = Machine("ascend", tmp_path, 1)
     (tmp_path / "etc/hccl_rootinfo.json").unlink()
@@ -273,7 +273,7 @@ def test_mount_list(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.topology_files")
-def test_topology_files(case: Case, tmp_path: Path) -> None:
+def test_topology_files_match_the_vectors(case: Case, tmp_path: Path) -> None:
     made = Machine("ascend", tmp_path, 1)
     (tmp_path / "etc/hccl_rootinfo.json").unlink()
     lines = case["input"]["driver_mounts"]
@@ -285,7 +285,7 @@ def test_topology_files(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.marker_variable")
-def test_marker_variable(case: Case, many: Inventory) -> None:
+def test_the_marker_variable_is_set_only_with_a_device(case: Case, many: Inventory) -> None:
     """The vendor sets it in every container, gpuhook in those with a device."""
     env = case["input"]["env"]
     assert answer(many, env) is None
@@ -299,7 +299,9 @@ def test_marker_variable(case: Case, many: Inventory) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.library_path")
-def test_library_path(case: Case, tmp_path: Path, library: Any) -> None:
+def test_library_folders_match_the_vectors_without_ld_library_path(
+    case: Case, tmp_path: Path, library: Any
+) -> None:
     """The variable stays the image's; the loader's cache leads into the same folders, in order."""
     made = Machine("ascend", tmp_path, 1)
     exists = [path for path in case["input"]["exists"] if path.startswith(DRIVER)]
@@ -318,7 +320,7 @@ def test_library_path(case: Case, tmp_path: Path, library: Any) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.mode")
-def test_mode(case: Case, many: Inventory) -> None:
+def test_the_vendors_mode_setting_changes_nothing(case: Case, many: Inventory) -> None:
     """The vendor's installation says how it works; gpuhook's config.toml says how gpuhook does."""
     assert case["expected"]["mode"] in ("legacy", "cdi")
     assert Config().mode == "hook"
@@ -326,7 +328,7 @@ def test_mode(case: Case, many: Inventory) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.cdi")
-def test_cdi(case: Case, tmp_path: Path) -> None:
+def test_cdi_specs_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     made = Machine("ascend", tmp_path, len(given.get("devices", [0])))
     for path in given.get("mounts", ()):

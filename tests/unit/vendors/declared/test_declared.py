@@ -101,7 +101,7 @@ def test_a_container_gets_declared_nodes_files_and_variables(made: Made) -> None
 
 
 @pytest.mark.parametrize("word", ["all", "ALL", "0-2", "maker.com/npu=all", "npu0,npu1,npu2"])
-def test_the_same_words(made: Made, word: str) -> None:
+def test_device_words_select_devices_of_a_declared_vendor(made: Made, word: str) -> None:
     config, found = made(count=3)
     plan = planned(found, f"MAKER_VISIBLE_DEVICES={word}", config=config)
     assert {"/dev/maker0", "/dev/maker1", "/dev/maker2"} <= set(places(plan))
@@ -114,14 +114,14 @@ def test_an_unknown_declared_device_error_lists_existing_ones(made: Made, word: 
         planned(found, f"MAKER_VISIBLE_DEVICES={word}", config=config)
 
 
-def test_the_setting_on_privileges_holds(made: Made) -> None:
+def test_an_unprivileged_container_gets_no_device_by_variable_if_forbidden(made: Made) -> None:
     config, found = made()
     config.accept_envvar_unprivileged = False
     inventories = {"maker": found}
     assert resolve(spec_with("MAKER_VISIBLE_DEVICES=all"), config, inventories=inventories) is None
 
 
-def test_beside_another_vendor(made: Made) -> None:
+def test_a_declared_vendor_works_beside_nvidia(made: Made) -> None:
     config, found = made()
     gpus = machines.machine(machines.gpu(0, 3))
     env = ("MAKER_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES=0")
@@ -139,7 +139,9 @@ def test_beside_another_vendor(made: Made) -> None:
         ("/dev/maker_aux", "0", False),
     ],
 )
-def test_a_node_that_is_missing(made: Made, missing: str, asked: str, refused: bool) -> None:
+def test_only_a_missing_required_node_is_refused(
+    made: Made, missing: str, asked: str, refused: bool
+) -> None:
     config, found = made(change=lambda root: (root / missing.lstrip("/")).unlink())
     if refused:
         with pytest.raises(DriverError, match=f"Maker's driver has no node {missing}"):
@@ -150,7 +152,7 @@ def test_a_node_that_is_missing(made: Made, missing: str, asked: str, refused: b
         )
 
 
-def test_a_file_that_is_missing_is_left_out(made: Made) -> None:
+def test_a_missing_file_is_left_out_with_a_warning(made: Made) -> None:
     config, found = made(change=lambda root: (root / "usr/bin/maker-smi").unlink())
     assert places(planned(found, "MAKER_VISIBLE_DEVICES=0", config=config), "bind") == [
         "/opt/maker"
@@ -183,7 +185,7 @@ def test_the_declared_proof_decides_if_the_driver_is_loaded(
         made(text, change=remove)
 
 
-def test_without_a_proof_the_nodes_are_it(made: Made) -> None:
+def test_without_a_presence_rule_the_nodes_show_the_driver(made: Made) -> None:
     text = TABLE.replace('present = "/proc/driver/maker"\n', "")
     assert len(made(text)[1].devices) == 2
     with pytest.raises(DriverError, match=r"there is no /dev/maker\{n\}"):
@@ -195,7 +197,7 @@ def test_without_a_proof_the_nodes_are_it(made: Made) -> None:
 
 
 @pytest.mark.parametrize("proof", ["driver:maker_npu", "pci:ab12"])
-def test_nodes_of_other_drivers(made: Made, proof: str) -> None:
+def test_nodes_of_other_drivers_are_ignored(made: Made, proof: str) -> None:
     """A node that the kernel reports as another driver's isn't ours; one without a report is."""
 
     def others(root: Path) -> None:
@@ -214,7 +216,7 @@ def test_nodes_of_other_drivers(made: Made, proof: str) -> None:
     assert [device.label for device in found.devices] == ["1"]
 
 
-def test_names_that_are_no_numbers(made: Made) -> None:
+def test_node_names_with_malformed_numbers_are_ignored(made: Made) -> None:
     def more(root: Path) -> None:
         for name in ("maker", "makerx", "maker01", "maker1x", "maker-1", "maker9999999999"):
             (root / "dev" / name).touch()
@@ -235,7 +237,9 @@ def test_declared_devices_can_be_numbered_by_position(made: Made) -> None:
 @pytest.mark.parametrize(
     "wanted", ["libmaker.so.1", "libmaker*.so*", "/usr/lib/maker/libmaker.so.*"]
 )
-def test_libraries(made: Made, library: Callable[..., bytes], wanted: str) -> None:
+def test_declared_libraries_are_mounted_and_added_to_the_loader_cache(
+    made: Made, library: Callable[..., bytes], wanted: str
+) -> None:
     folder = "usr/lib/maker"
 
     def install(root: Path) -> None:
@@ -269,7 +273,7 @@ def test_libraries(made: Made, library: Callable[..., bytes], wanted: str) -> No
     ],
     ids=["a device", "a node", "a file", "the driver"],
 )
-def test_when_it_is_looked_at_again(
+def test_changed_devices_or_files_invalidate_the_saved_inventory(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
 ) -> None:
     config, _ = made()
@@ -282,7 +286,7 @@ def test_when_it_is_looked_at_again(
     assert cache.saved(config, vendor) is None
 
 
-def test_a_pci_device_that_is_pulled_out(
+def test_a_removed_pci_device_invalidates_the_saved_inventory(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its nodes may outlive it, and then show nothing."""
@@ -297,7 +301,7 @@ def test_a_pci_device_that_is_pulled_out(
         cache.get_inventory(config, vendor)
 
 
-def test_another_table_is_another_vendor(made: Made) -> None:
+def test_a_changed_table_invalidates_the_saved_inventory(made: Made) -> None:
     config, _ = made()
     cache.get_inventory(config, contract.load(registry.known(config)["maker"]))
     changed = loads(TABLE.replace('noun = "NPU"', 'noun = "card"'))
@@ -322,24 +326,24 @@ def test_a_declared_vendor_has_the_same_constants_as_nvidia(made: Made) -> None:
     assert sets[0] == sets[1]
 
 
-def test_the_launcher_passes_its_containers_on(made: Made) -> None:
+def test_the_launcher_knows_the_declared_variable(made: Made) -> None:
     config, _ = made()
     assert "MAKER_VISIBLE_DEVICES" in (launcher_cache.words(config) or ())
     assert "MAKER_VISIBLE_DEVICES" not in (launcher_cache.words(Config()) or ())
 
 
-def test_without_a_table_there_is_no_such_vendor() -> None:
+def test_without_a_table_the_variable_is_ignored() -> None:
     assert registry.known(Config()) is registry.KNOWN
     assert resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), Config()) is None
 
 
-def test_a_vendor_of_the_code_is_not_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declaring_a_built_in_vendor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     second_vendor.know(monkeypatch)
     with pytest.raises(ConfigError, match="acme is ACME's already"):
         registry.known(loads(TABLE.replace('"maker"', '"acme"')))
 
 
-def test_a_variable_that_is_given_away(made: Made) -> None:
+def test_a_declared_vendor_can_take_over_nvidias_variable(made: Made) -> None:
     """NVIDIA isn't asked by it any more, nor by images from before it; by CDI names it is."""
     config, found = made(TABLE.replace("MAKER_VISIBLE", "NVIDIA_VISIBLE"))
     gpus = machines.machine(machines.gpu(0, 3))
@@ -354,7 +358,9 @@ def test_a_variable_that_is_given_away(made: Made) -> None:
     assert registry.KNOWN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
 
 
-def test_a_variable_that_another_vendor_sets(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_another_vendor_sets_is_refused(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As for vendors that have code of their own."""
     second_vendor.know(monkeypatch)
     config, found = made(TABLE.replace("MAKER_HOME=", "ACME_DEVICES="))
@@ -379,7 +385,7 @@ def merged(made: Generated, *names: str) -> Any:
 
 
 @pytest.mark.parametrize("names", [("0",), ("0", "1"), ("1", "0"), ("all",), ("all", "2")])
-def test_no_document_sets_what_depends_on_the_other_devices(
+def test_cdi_specs_leave_out_variables_that_depend_on_all_devices(
     made: Made, names: tuple[str, ...]
 ) -> None:
     """An engine keeps one value of a variable, whatever others it adds."""
@@ -398,7 +404,7 @@ def test_no_document_sets_what_depends_on_the_other_devices(
     ]
 
 
-def test_a_variable_that_programs_read_is_not_made_void(made: Made) -> None:
+def test_cdi_specs_do_not_set_a_variable_whose_void_value_is_none(made: Made) -> None:
     found = document(*made(f'{TABLE}void = "none"\n'))
     assert not any("MAKER_VISIBLE" in entry for entry in merged(found, "0")["env"])
     assert refresh.is_ours(found.document)
@@ -410,7 +416,7 @@ PAGES = "/dev/hugepages-1G"
 WRITES = f'{TABLE}writable-folders = ["{PAGES}", "/var/cache/maker"]\n'
 
 
-def test_a_folder_to_write_to(made: Made) -> None:
+def test_writable_folders_are_mounted_writable(made: Made) -> None:
     """It is world-writable, and files of containers in it change nothing."""
 
     def use(root: Path) -> None:
@@ -434,7 +440,7 @@ def test_a_folder_to_write_to(made: Made) -> None:
     assert mounts[PAGES]["options"] == ["nosuid", "nodev", "rbind", "rprivate"]
 
 
-def test_a_folder_to_write_to_that_is_not_there(made: Made) -> None:
+def test_a_missing_writable_folder_gives_a_warning(made: Made) -> None:
     config, found = made(WRITES, change=lambda root: (root / PAGES.lstrip("/")).rmdir())
     answer = resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), config, inventories={"maker": found})
     assert answer is not None
@@ -461,7 +467,7 @@ def test_a_folder_to_write_to_that_is_not_there(made: Made) -> None:
         ("/sys/fs/bpf", "which belongs to /sys"),
     ],
 )
-def test_folders_that_no_container_writes_to(made: Made, path: str, why: str) -> None:
+def test_system_folders_are_refused_as_writable_folders(made: Made, path: str, why: str) -> None:
     """For every vendor that declares them: a container could change the host through them."""
 
     def make(root: Path) -> None:
@@ -491,7 +497,7 @@ def test_folders_that_no_container_writes_to(made: Made, path: str, why: str) ->
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_the_page(made: Made, name: str) -> None:
+def test_every_documented_table_gives_the_declared_nodes_and_files(made: Made, name: str) -> None:
     config, found = made(TABLES[name], count=3)
     assert [device.label for device in found.devices] == ["0", "1", "2"]
     table = config.vendors[0]
@@ -502,7 +508,7 @@ def test_a_table_of_the_page(made: Made, name: str) -> None:
     assert places(plan, "bind") == [*table.files, *table.folders, *table.writable_folders]
 
 
-def test_the_page_has_every_key_and_every_vendor() -> None:
+def test_the_documentation_has_every_key_and_every_vendor() -> None:
     text = declared_vendors.PAGE.read_text()
     for key in FIELDS:
         assert f"`{key}`" in text
@@ -513,7 +519,7 @@ def test_the_page_has_every_key_and_every_vendor() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if "/dev/vfio/" in TABLES[name]])
-def test_groups_of_other_vendors_arent_devices(made: Made, name: str) -> None:
+def test_vfio_groups_of_other_vendors_are_ignored(made: Made, name: str) -> None:
     """A host's network cards may be groups of /dev/vfio as well."""
 
     def change(root: Path) -> None:
@@ -529,7 +535,7 @@ def test_groups_of_other_vendors_arent_devices(made: Made, name: str) -> None:
     assert given == ["/dev/vfio/0", "/dev/vfio/2"]
 
 
-def test_a_driver_of_the_platform_bus(made: Made) -> None:
+def test_a_driver_on_the_platform_bus_is_found(made: Made) -> None:
     """Linked into the kernel, so that /sys/module needn't have it."""
 
     def change(root: Path) -> None:

@@ -84,7 +84,7 @@ def machine_of(given: dict[str, Any], root: Path) -> AnyInventory:
 
 
 @pytest.mark.vectors("vendor_habana", "habana.request", "habana.runtime_error")
-def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
+def test_requests_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     found, env = machine_of(case["input"], tmp_path), case["input"]["env"]
     expected = case["expected"].get("nodes", [])
     if case["name"] not in DIFFERENT:
@@ -101,7 +101,7 @@ def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_habana", "habana.env")
-def test_the_seats_are_set(case: dict[str, Any], tmp_path: Path) -> None:
+def test_module_ids_are_set_as_in_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     found = machine_of(case["input"], tmp_path)
     assert variables(resolved(found, *case["input"]["env"])) == case["expected"]["sets"]
 
@@ -128,7 +128,7 @@ def test_gaudi_requests_depend_on_variables_and_privileges(
 
 
 @pytest.mark.vectors("vendor_habana", "habana.hook.privileged")
-def test_privileges(case: dict[str, Any]) -> None:
+def test_privileged_containers_match_the_vectors(case: dict[str, Any]) -> None:
     given = case["input"]
     spec = {"ociVersion": given["ociVersion"], "process": {}}
     if "capabilities" in given:
@@ -150,7 +150,7 @@ def test_device_plugin_variables_select_the_plugins_own_devices(
 
 
 @pytest.mark.vectors("vendor_habana", "habana.argv")
-def test_command_lines(case: dict[str, Any]) -> None:
+def test_command_lines_match_the_vectors(case: dict[str, Any]) -> None:
     given, expected = Arguments(case["input"]["argv"]), case["expected"]
     if "create" in expected:
         assert (given.verb == "create") == expected["create"]
@@ -161,7 +161,7 @@ def test_command_lines(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.vectors("vendor_habana", "habana.external_network")
-def test_network_ports(case: dict[str, Any], tmp_path: Path) -> None:
+def test_external_network_ports_give_a_warning(case: dict[str, Any], tmp_path: Path) -> None:
     given = case["input"]
     addresses = {int(name[5:]): text.strip() for name, text in given["pci_addr"].items()}
     count = max(addresses) + 1
@@ -179,7 +179,7 @@ def test_network_ports(case: dict[str, Any], tmp_path: Path) -> None:
     assert [text[:17] for text in warnings] == ["The network ports"] * case["expected"]["external"]
 
 
-def test_cases_that_differ_exist() -> None:
+def test_the_listed_deviating_vectors_exist() -> None:
     text = (Path(__file__).parents[3] / "vectors/vendor_habana.json").read_text()
     names = {case["name"] for case in json.loads(text)["vectors"]}
     assert set(OURS) <= set(DIFFERENT) <= names
@@ -188,7 +188,7 @@ def test_cases_that_differ_exist() -> None:
 # Which devices -------------------------------------------------------------------------------
 
 
-def test_a_number_is_never_a_seat_that_was_not_asked_for(tmp_path: Path) -> None:
+def test_a_device_number_is_never_taken_for_a_module_id(tmp_path: Path) -> None:
     """Device 1 is gone, and another one sits in seat 1."""
     found = paper.machine("gaudi", tmp_path, 3, gap="1")
     assert labels(resolved(found, f"{MODULES}=1")) == ["2"]
@@ -224,7 +224,7 @@ def test_variables_set_by_the_runtime_request_the_same_devices(
     assert variables(again) == variables(first)
 
 
-def test_seats_that_are_not_sure_are_not_set(tmp_path: Path) -> None:
+def test_missing_or_duplicate_module_ids_are_not_set(tmp_path: Path) -> None:
     found = paper.machine("gaudi", tmp_path / "a", 3, no_module="1")
     assert variables(resolved(found, f"{DEVICES}=0,1")) == {}
     assert variables(resolved(found, f"{DEVICES}=0,2")) == {MODULES: "1,3"}
@@ -234,13 +234,13 @@ def test_seats_that_are_not_sure_are_not_set(tmp_path: Path) -> None:
         resolved(double, f"{MODULES}=5")
 
 
-def test_ten_seats_are_in_the_order_of_numbers(tmp_path: Path) -> None:
+def test_ten_and_more_module_ids_are_in_numeric_order(tmp_path: Path) -> None:
     found = paper.machine("gaudi", tmp_path, 12)
     text = variables(resolved(found, f"{DEVICES}=all"))[MODULES]
     assert text == ",".join(str(number) for number in range(12))
 
 
-def test_no_device_sets_nothing(eight: AnyInventory) -> None:
+def test_a_request_for_no_device_sets_no_variables(eight: AnyInventory) -> None:
     assert variables(resolved(eight, f"{DEVICES}=none")) == {}
 
 
@@ -255,7 +255,7 @@ def test_the_gaudi_table_lists_bus_ids_and_states(tmp_path: Path) -> None:
     ]
 
 
-def test_a_document_sets_no_seats(eight: AnyInventory) -> None:
+def test_a_cdi_spec_sets_no_module_ids(eight: AnyInventory) -> None:
     """Engines keep one value of a variable, so a device's own seat would hide the others'."""
     made = generate(Source(VENDOR, eight, Config(), "/hook"), ("index",)).document
     assert not any("env" in each["containerEdits"] for each in made["devices"])
@@ -278,7 +278,7 @@ def change(path: Path, text: str) -> None:
 
 
 @pytest.mark.vectors("vendor_habana", "habana.device_type")
-def test_models(case: dict[str, Any], tmp_path: Path) -> None:
+def test_models_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     paper.machine("gaudi", tmp_path, 1)
     change(tmp_path / FIRST / "device_type", case["input"]["text"])
     [device] = found(tmp_path).devices
@@ -287,14 +287,14 @@ def test_models(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_habana", "habana.bus_ids")
-def test_bus_ids(case: dict[str, Any], tmp_path: Path) -> None:
+def test_bus_ids_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     files, indexes = case["input"]["files"], case["input"]["indexes"]
     addresses = [files[f"sys/class/accel/accel{index}/device/pci_addr"] for index in indexes]
     made = paper.machine("gaudi", tmp_path, len(indexes), addresses=",".join(addresses))
     assert {each.label: each.bus_id for each in made.devices} == case["expected"]["bus_ids"]
 
 
-def test_numbers_are_the_drivers_and_not_the_buss(tmp_path: Path) -> None:
+def test_device_numbers_are_the_drivers_and_not_the_bus_order(tmp_path: Path) -> None:
     made = paper.machine("gaudi", tmp_path, 2, addresses="0000:b3:00.0,0000:19:00.0")
     assert [(each.label, each.id) for each in made.devices] == [
         ("0", "0000:b3:00.0"),
@@ -302,7 +302,7 @@ def test_numbers_are_the_drivers_and_not_the_buss(tmp_path: Path) -> None:
     ]
 
 
-def test_devices_of_other_drivers_are_none(tmp_path: Path) -> None:
+def test_devices_of_other_drivers_are_ignored(tmp_path: Path) -> None:
     made = paper.machine("gaudi", tmp_path, 2)
     assert (tmp_path / "sys/bus/pci/drivers/intel_vpu/0000:00:0b.0/accel/accel2/dev").exists()
     assert [each.label for each in made.devices] == ["0", "1"]
@@ -311,14 +311,16 @@ def test_devices_of_other_drivers_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bind", "new_id", "module", "0000:19:00", "x:y:z.0", "a.b.c.d"])
-def test_names_that_are_no_address(tmp_path: Path, name: str) -> None:
+def test_names_that_are_not_pci_addresses_are_ignored(tmp_path: Path, name: str) -> None:
     paper.machine("gaudi", tmp_path, 1)
     (tmp_path / DRIVER / name).mkdir()
     assert len(found(tmp_path).devices) == 1
 
 
 @pytest.mark.parametrize("status", ["In reset", "Disabled", "Needs reset", "In device creation"])
-def test_states(tmp_path: Path, status: str) -> None:
+def test_a_status_that_is_not_operational_makes_a_device_unusable(
+    tmp_path: Path, status: str
+) -> None:
     paper.machine("gaudi", tmp_path, 1)
     change(tmp_path / FIRST / "status", f"{status}\n")
     [device] = found(tmp_path).devices
@@ -326,7 +328,7 @@ def test_states(tmp_path: Path, status: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["status", "accel/accel0", "accel/accel_controlD0", "accel"])
-def test_half_made_devices(tmp_path: Path, name: str) -> None:
+def test_partly_initialized_devices_are_unusable(tmp_path: Path, name: str) -> None:
     paper.machine("gaudi", tmp_path, 2)
     path = tmp_path / FIRST / name
     path.rename(tmp_path / "elsewhere")
@@ -334,18 +336,18 @@ def test_half_made_devices(tmp_path: Path, name: str) -> None:
     assert sorted(states) == [False, True]
 
 
-def test_a_device_without_numbers_has_a_name(tmp_path: Path) -> None:
+def test_a_device_without_a_number_is_named_by_its_address(tmp_path: Path) -> None:
     made = paper.machine("gaudi", tmp_path, 2, no_accel="0")
     assert [each.label for each in made.devices] == ["1", "0000:19:00.0"]
     assert made.devices[1].state.startswith("the driver hasn't initialized it")
 
 
-def test_without_rdma(tmp_path: Path) -> None:
+def test_a_device_without_rdma_has_no_uverbs_node(tmp_path: Path) -> None:
     made = paper.machine("gaudi", tmp_path, 2, uverbs="1")
     assert [len(each.nodes) for each in made.devices] == [2, 3]
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
+def test_files_of_an_unexpected_type_are_ignored(tmp_path: Path) -> None:
     paper.machine("gaudi", tmp_path, 1)
     folder = tmp_path / FIRST
     for name in ("module_id", "device_type", "device"):
@@ -362,7 +364,7 @@ def test_invalid_gaudi_module_ids_are_ignored(text: str) -> None:
     assert discover.seat(text) == ""
 
 
-def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
+def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     paper.machine("gaudi", tmp_path / "outside", 1)
     (tmp_path / "root" / DRIVER).mkdir(parents=True)
     (tmp_path / "root" / FIRST).symlink_to(tmp_path / "outside" / FIRST)

@@ -49,13 +49,13 @@ def test_gpus_of_i915_and_xe_are_found_together(tmp_path: Path) -> None:
     assert [device.bus_id for device in found.devices] == ["0000:03:00.0", "0000:04:00.0"]
 
 
-def test_a_gpu_without_a_render_node(tmp_path: Path) -> None:
+def test_a_gpu_without_a_render_node_has_only_its_card_node(tmp_path: Path) -> None:
     first, second = machine("intel_gpu", tmp_path, 2, no_render=0).devices
     assert first.nodes == ("/dev/dri/card0",)
     assert second.nodes == ("/dev/dri/card1", "/dev/dri/renderD129")
 
 
-def test_new_virtual_functions_move_no_number(tmp_path: Path) -> None:
+def test_virtual_functions_do_not_change_gpu_numbers(tmp_path: Path) -> None:
     made = Machine("intel_gpu", tmp_path, 3, vfs=1)
     devices = tmp_path / "sys/devices/pci0000:00"
     (devices / "0000:05:00.1/physfn").unlink()
@@ -63,7 +63,7 @@ def test_new_virtual_functions_move_no_number(tmp_path: Path) -> None:
     assert [device.label for device in made.look().devices] == ["0", "0.0", "1", "2"]
 
 
-def test_a_virtual_function_whose_gpu_is_elsewhere(tmp_path: Path) -> None:
+def test_a_virtual_function_without_its_gpu_counts_as_a_gpu(tmp_path: Path) -> None:
     """The GPU itself may be bound to another driver: then it is one like any other."""
     made = Machine("intel_gpu", tmp_path, 1, vfs=1)
     (tmp_path / DRIVERS / "i915/0000:03:00.0").unlink()
@@ -89,7 +89,9 @@ def _half_bound(made: Machine) -> None:
 
 
 @pytest.mark.parametrize("harm", [_no_attributes, _odd_names, _half_bound])
-def test_sysfs_that_lacks_something(tmp_path: Path, harm: Callable[[Machine], None]) -> None:
+def test_incomplete_sysfs_still_gives_all_gpus(
+    tmp_path: Path, harm: Callable[[Machine], None]
+) -> None:
     made = Machine("intel_gpu", tmp_path, 2)
     harm(made)
     found = made.look()
@@ -115,7 +117,7 @@ def test_a_container_gets_nodes_links_and_groups_of_its_intel_gpu(gpus: Inventor
     assert plan.devices == [numbers["/dev/dri/card2"], numbers["/dev/dri/renderD130"]]
 
 
-def test_a_cdi_document(gpus: Inventory) -> None:
+def test_a_cdi_spec_names_every_gpu_with_nodes_and_groups(gpus: Inventory) -> None:
     document = generate(Source(VENDOR, gpus, Config(), "/hook")).document
     names = {device["name"]: device["containerEdits"] for device in document["devices"]}
     assert {"0", "card1", "1", "card2", "2.0", "card4", "all"} < {*names}
@@ -147,7 +149,7 @@ def test_only_intel_npus_are_found_and_named_in_the_cdi_spec(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_a_gpu_and_an_npu(tmp_path: Path) -> None:
+def test_a_gpu_and_an_npu_are_selected_together(tmp_path: Path) -> None:
     gpus = machine("intel_gpu", tmp_path / "gpu", 1)
     npus = machine("intel_npu", tmp_path / "npu", 1)
     answer = resolved(npus, "INTEL_VISIBLE_NPUS=0", f"{ASK}=0", beside=[gpus])

@@ -42,7 +42,7 @@ def trn1(tmp_path: Path) -> AnyInventory:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.request")
-def test_requests(case: dict[str, Any], tmp_path: Path) -> None:
+def test_requests_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     given, count = case["input"], case["input"]["devices_of_machine"]
     if "env" not in given:  # --device is the engine's
         made = [{"path": path, "type": "c"} for path in given["device_options"]]
@@ -60,7 +60,7 @@ def test_neuron_device_plugin_variables_are_not_a_request(case: dict[str, Any]) 
     assert resolve(spec_with(*env), Config(), inventories={}) is None
 
 
-def test_a_device_that_is_not_done(tmp_path: Path) -> None:
+def test_an_uninitialized_device_is_left_out_and_refused_by_name(tmp_path: Path) -> None:
     found = paper.machine("neuron", tmp_path, 4, half_made="3")
     assert places(planned(found, f"{ASK}=all")) == ["/dev/neuron0", "/dev/neuron1", "/dev/neuron2"]
     with pytest.raises(LostDeviceError, match="Neuron device 3 can't be used: the driver hasn't"):
@@ -71,7 +71,9 @@ def test_a_device_that_is_not_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.contiguous")
-def test_neighbours(case: dict[str, Any], trn1: AnyInventory) -> None:
+def test_devices_that_are_not_neighbours_are_refused(
+    case: dict[str, Any], trn1: AnyInventory
+) -> None:
     devices = case["input"]["devices"]
     asked = f"{ASK}={','.join(map(str, devices))}"
     if case["expected"]["contiguous"]:
@@ -82,7 +84,7 @@ def test_neighbours(case: dict[str, Any], trn1: AnyInventory) -> None:
 
 
 @pytest.mark.parametrize("words", ["3,2", "5,3,4", "9,10,11", "15,0-14"])
-def test_neighbours_in_any_order(trn1: AnyInventory, words: str) -> None:
+def test_neighbours_in_any_order_are_accepted(trn1: AnyInventory, words: str) -> None:
     assert resolved(trn1, f"{ASK}={words}").ids
 
 
@@ -101,7 +103,7 @@ def test_a_refused_neuron_request_suggests_a_contiguous_range(
     assert resolved(gap, f"{ASK}=2-4").ids
 
 
-def test_between() -> None:
+def test_between_gives_the_numbers_between_the_devices() -> None:
     assert between([]) == between([7]) == between([8, 7]) == []
     assert between([10, 2]) == [*range(3, 10)]
 
@@ -110,7 +112,7 @@ def test_between() -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.cores", "neuron.core_owner")
-def test_cores(case: dict[str, Any]) -> None:
+def test_cores_of_devices_match_the_vectors(case: dict[str, Any]) -> None:
     given, expected = case["input"], case["expected"]
     each = given["cores_per_device"]
     if "core" in given:
@@ -120,7 +122,7 @@ def test_cores(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.core_list")
-def test_core_lists(case: dict[str, Any]) -> None:
+def test_core_lists_match_the_vectors(case: dict[str, Any]) -> None:
     found = core_list(case["input"].get(RT, ""))
     assert (list(found) or "all") == case["expected"]["cores"]
 
@@ -141,7 +143,7 @@ def test_core_lists(case: dict[str, Any]) -> None:
         ("٣", ()),
     ],
 )
-def test_core_lists_and_what_is_none(text: str, expected: tuple[int, ...]) -> None:
+def test_malformed_core_lists_are_empty(text: str, expected: tuple[int, ...]) -> None:
     assert core_list(text) == expected
 
 
@@ -163,7 +165,7 @@ def test_visible_cores_of_other_devices_cause_a_warning(
     assert [text.partition(", and ")[2] for text in warnings] == ([said] if said else [])
 
 
-def test_joined_cores(tmp_path: Path) -> None:
+def test_trainium2_cores_are_accepted_in_pairs_or_singly(tmp_path: Path) -> None:
     """Those of Trainium2 are used in pairs or singly: both are right."""
     found = paper.machine("neuron", tmp_path, 16, family="Trn2")
     for asked in ("4-7", "8-15"):
@@ -174,7 +176,7 @@ def test_joined_cores(tmp_path: Path) -> None:
     assert core_sizes(4) == (4,)
 
 
-def test_the_applications_variable_is_never_ours(trn1: AnyInventory) -> None:
+def test_the_applications_core_variable_is_never_set(trn1: AnyInventory) -> None:
     answer = resolved(trn1, f"{ASK}=12", f"{RT}=0")
     assert answer.settings == []
     assert answer.groups == {}
@@ -185,7 +187,7 @@ def test_unknown_core_counts_cause_no_warning(tmp_path: Path) -> None:
     assert resolved(found, f"{ASK}=1", f"{RT}=99").warnings() == []
 
 
-def test_ranges() -> None:
+def test_ranges_joins_consecutive_numbers() -> None:
     assert ranges([]) == ""
     assert ranges([3, 1, 2, 9, 9]) == "1-3, 9"
 
@@ -199,7 +201,7 @@ def test_the_neuron_table_lists_cores_and_serials(trn1: AnyInventory) -> None:
     assert rows[10] == ("10", "Trainium1", 2, "00a1b2c3d4e5000a", "-")
 
 
-def test_a_document_where_not_all_are_neighbours(tmp_path: Path) -> None:
+def test_a_cdi_spec_has_no_device_all_unless_all_are_neighbours(tmp_path: Path) -> None:
     gap = paper.machine("neuron", tmp_path / "gap", 4, gap="1")
     found = generate(Source(VENDOR, gap, Config(), "/hook"), ("index",))
     assert [each["name"] for each in found.document["devices"]] == ["0", "2", "3"]
@@ -219,7 +221,9 @@ def found(root: Path) -> Inventory:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.class")
-def test_the_drivers_folder(case: dict[str, Any], tmp_path: Path) -> None:
+def test_devices_in_the_class_folder_match_the_vectors(
+    case: dict[str, Any], tmp_path: Path
+) -> None:
     names = case["input"]["names"]
     if names is None:
         with pytest.raises(DriverError, match="driver isn't loaded"):
@@ -231,7 +235,7 @@ def test_the_drivers_folder(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.instance")
-def test_instances(case: dict[str, Any], tmp_path: Path) -> None:
+def test_core_counts_of_instances_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     expected = case["expected"]
     family = case["input"]["type"].partition(".")[0].title().removesuffix("N")
     made = paper.machine("neuron", tmp_path, expected["devices"], family=family)
@@ -240,7 +244,7 @@ def test_instances(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.architecture")
-def test_architectures(case: dict[str, Any], tmp_path: Path) -> None:
+def test_models_of_architectures_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     paper.machine("neuron", tmp_path, 1, family="Trn2")
     for name, text in case["input"].items():
         file = tmp_path / CLASS / "neuron0" / name
@@ -252,7 +256,7 @@ def test_architectures(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.pci_id")
-def test_pci_ids(case: dict[str, Any]) -> None:
+def test_pci_ids_match_the_vectors(case: dict[str, Any]) -> None:
     family, model = discover.product(**case["input"]) or (None, None)
     expected = case["expected"]
     assert family == expected["family"]
@@ -260,24 +264,24 @@ def test_pci_ids(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.connected_devices")
-def test_connections(case: dict[str, Any]) -> None:
+def test_connected_devices_match_the_vectors(case: dict[str, Any]) -> None:
     assert discover.connected(case["input"]["text"]) == case["expected"]["connected"]
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.core_count")
-def test_core_counts(case: dict[str, Any], tmp_path: Path) -> None:
+def test_core_counts_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     made = paper.machine("neuron", tmp_path, 1, cores=case["input"]["text"])
     assert isinstance(made, Inventory)
     assert made.cores == (case["expected"]["cores"],)
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.serial")
-def test_serials(case: dict[str, Any]) -> None:
+def test_serial_numbers_match_the_vectors(case: dict[str, Any]) -> None:
     assert discover.serial(case["input"]["text"].strip()) == case["expected"]["uuid"]
 
 
 @pytest.mark.vectors("vendor_neuron", "neuron.node")
-def test_nodes(case: dict[str, Any]) -> None:
+def test_device_nodes_match_the_vectors(case: dict[str, Any]) -> None:
     name, dev, expected = case["input"]["name"], case["input"]["dev"], case["expected"]
     assert discover.device_numbers([name]) == [expected["index"]]
     major, _, minor = dev.strip().partition(":")
@@ -311,7 +315,7 @@ def test_unknown_keys_stay(case: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["neuron", "neuron01", "neuronx", "neuron-1", "neuron٣", "neuron1 "]
 )
-def test_names_that_are_no_device(tmp_path: Path, name: str) -> None:
+def test_malformed_device_names_are_ignored(tmp_path: Path, name: str) -> None:
     paper.machine("neuron", tmp_path, 1)
     (tmp_path / CLASS / name).mkdir()
     assert [each.label for each in found(tmp_path).devices] == ["0"]
@@ -322,7 +326,7 @@ def test_invalid_neuron_serials_are_ignored(text: str) -> None:
     assert discover.serial(text) == ""
 
 
-def test_a_serial_that_two_devices_have_is_none(tmp_path: Path) -> None:
+def test_a_duplicate_serial_number_is_ignored(tmp_path: Path) -> None:
     paper.machine("neuron", tmp_path, 3)
     file = tmp_path / CLASS / "neuron1/info/serial_number"
     file.unlink()
@@ -332,18 +336,18 @@ def test_a_serial_that_two_devices_have_is_none(tmp_path: Path) -> None:
     assert [list(each.names) for each in devices] == [["index"], ["index"], ["index", "serial"]]
 
 
-def test_an_empty_serial(tmp_path: Path) -> None:
+def test_an_empty_serial_number_is_ignored(tmp_path: Path) -> None:
     made = paper.machine("neuron", tmp_path, 2, no_serial="1")
     assert [each.id for each in made.devices] == ["00a1b2c3d4e50000", "neuron1"]
 
 
-def test_an_older_driver_that_says_no_model(tmp_path: Path) -> None:
+def test_the_model_is_found_without_the_drivers_model_file(tmp_path: Path) -> None:
     paper.machine("neuron", tmp_path, 2, family="Inf1")
     (tmp_path / CLASS / "neuron0/info/architecture/device_name").unlink()
     assert [each.model for each in found(tmp_path).devices] == ["Inferentia", "Inferentia"]
 
 
-def test_half_made_devices_and_links_to_nothing(tmp_path: Path) -> None:
+def test_partly_initialized_devices_and_dangling_links_are_unusable(tmp_path: Path) -> None:
     paper.machine("neuron", tmp_path, 2, half_made="0")
     (tmp_path / CLASS / "neuron7").symlink_to("../../devices/virtual/neuron_device/neuron7")
     states = {each.label: each.state for each in found(tmp_path).devices}
@@ -352,7 +356,7 @@ def test_half_made_devices_and_links_to_nothing(tmp_path: Path) -> None:
     assert states["7"] == states["0"]
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
+def test_files_of_an_unexpected_type_are_ignored(tmp_path: Path) -> None:
     paper.machine("neuron", tmp_path, 1)
     folder = tmp_path / CLASS / "neuron0"
     for name in ("core_count", "info/serial_number", "info/architecture/device_name"):
@@ -365,7 +369,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     assert found(tmp_path).cores == (0,)
 
 
-def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
+def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "dev").write_text("1:3\n")
@@ -375,7 +379,7 @@ def test_links_lead_nowhere_outside(tmp_path: Path) -> None:
     assert device.state
 
 
-def test_files_are_as_the_drivers(tmp_path: Path) -> None:
+def test_simulated_files_match_the_drivers(tmp_path: Path) -> None:
     found = paper.machine("neuron", tmp_path, 3)
     folder = tmp_path / "sys/class/neuron_device/neuron1"
     assert folder.is_symlink()

@@ -103,7 +103,9 @@ def test_missing_files_of_unrequested_capabilities_are_not_refused(
 
 
 @CASES
-def test_without_a_gpu_it_is_a_warning(name: str, capability: str, cause: str, remedy: str) -> None:
+def test_missing_parts_without_a_requested_gpu_give_a_warning(
+    name: str, capability: str, cause: str, remedy: str
+) -> None:
     assert remedy
     check(without(name), {capability})  # NVIDIA_VISIBLE_DEVICES=none
     bare = without(name, gpus=False)
@@ -111,7 +113,7 @@ def test_without_a_gpu_it_is_a_warning(name: str, capability: str, cause: str, r
     assert warnings(bare, {capability}) == [f"{capability} can't work: {cause}"]
 
 
-def test_the_node_is_named_as_it_is_on_the_host() -> None:
+def test_a_missing_node_is_named_by_its_host_path() -> None:
     with pytest.raises(DriverError, match="no device node /run/nvidia/driver/dev/nvidia-uvm, "):
         check(without("/dev/nvidia-uvm", root="/run/nvidia/driver"), DEFAULT_CAPABILITIES, "0")
 
@@ -154,7 +156,7 @@ def test_partly_missing_capabilities_cause_a_warning(
         ("10_nvidia.json", "EGL", "glvnd/egl_vendor.d/10_nvidia.json", "glvnd"),
     ],
 )
-def test_graphics_without_a_manifest_is_a_warning(
+def test_graphics_without_a_manifest_gives_a_warning(
     file: str, programs: str, name: str, folder: str
 ) -> None:
     check(without(file), {"graphics"}, "0")
@@ -166,39 +168,39 @@ def test_graphics_without_a_manifest_is_a_warning(
     assert warnings(without(file), {"compute", "display", "utility", "video"}) == []
 
 
-def test_a_manifest_is_not_missed_where_its_library_is_missing() -> None:
+def test_no_manifest_warning_is_given_when_its_library_is_missing() -> None:
     found = warnings(without("libGLX_nvidia", "nvidia_icd.json"), {"graphics"})
     assert found == ["graphics lacks libGLX_nvidia"]
 
 
-def test_a_manifest_for_32_bit_programs_is_no_other_one() -> None:
+def test_a_32_bit_manifest_does_not_replace_the_64_bit_one() -> None:
     file = next(each for each in FILES if each.target.endswith("nvidia_icd.json"))
     only = (*(each for each in FILES if each is not file), file.but(kind="manifest32"))
     [text] = completeness.missing_manifests(only)
     assert text.startswith("Vulkan programs")
 
 
-def test_libraries_that_come_with_all_capabilities_are_named() -> None:
+def test_unlisted_libraries_given_with_all_capabilities_are_named() -> None:
     others = [
         library(f"libnvidia-{name}.so.{VERSION}", "all", None) for name in ("present", "new", "new")
     ]
     assert completeness.others([*FILES, *others]) == ["libnvidia-new", "libnvidia-present"]
 
 
-def test_no_32_bit_library() -> None:
+def test_missing_32_bit_libraries_warn_only_with_compat32() -> None:
     inventory = without(compat32=False)
     assert warnings(inventory, {"compat32"}) == ["compat32 lacks every 32-bit library"]
     assert warnings(inventory, set(CAPABILITIES) - {"compat32"}) == []
 
 
-def test_a_32_bit_library_is_no_other_one() -> None:
+def test_a_32_bit_library_does_not_replace_the_64_bit_one() -> None:
     """The machine has libcuda for 32 bits as well, which helps no program of 64 bits."""
     files = tuple(file for file in FILES if file.kind == "library32")
     assert [file.target for file in files] == [f"libcuda.so.{VERSION}"]
     assert list(completeness.missing_libraries({"compute"}, files, VERSION)) != []
 
 
-def test_all_on_a_compute_server_is_warned_of_and_not_refused() -> None:
+def test_all_capabilities_on_a_compute_server_only_give_warnings() -> None:
     graphics = ("libGLX", "libEGL", "/dev/nvidia-modeset")
     server = without("libnvcuvid", "libnvidia-encode", "libnvidia-ngx", *graphics, compat32=False)
     check(server, CAPABILITIES, "all")
@@ -211,7 +213,7 @@ def test_all_on_a_compute_server_is_warned_of_and_not_refused() -> None:
 
 
 @pytest.mark.parametrize("all_of_them", ["all", "ALL"])
-def test_lost_gpus_are_missing_from_all(all_of_them: str) -> None:
+def test_a_request_for_all_warns_about_lost_gpus(all_of_them: str) -> None:
     lost = ["GPU 2 has fallen off the bus (lost)"]
     assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, all_of_them) == lost
     assert warnings(without(lost=(2,)), DEFAULT_CAPABILITIES, "0-1") == []
@@ -240,7 +242,7 @@ def test_mig_management_of_single_mig_devices_is_refused(field: str) -> None:
         managed("0:0", **{field: "all"})
 
 
-def test_every_instance_may_be_opened_and_the_folder_is_mounted_instead_of_nodes() -> None:
+def test_mig_config_all_allows_every_instance_without_adding_nodes() -> None:
     grant = granted(asked("all", mig_config="all"), MIGS)
     assert not [node for node, _ in grant.nodes if "nvidia-cap" in node.path]
     caps = {minor for major, minor in grant.rules() if major == 508}

@@ -37,7 +37,7 @@ def lay_out(root: Path, entries: list[str]) -> None:
 
 
 @pytest.mark.vectors("cuda_compat", "cuda_compat.directory")
-def test_directory(case: Case, tmp_path: Path) -> None:
+def test_the_compat_folder_is_chosen_as_in_the_vectors(case: Case, tmp_path: Path) -> None:
     lay_out(tmp_path, case["input"]["files_without_elf_note"])
     folder = case["input"]["cuda_compat_container_root"]
     with Rootfs(str(tmp_path)) as root:
@@ -48,7 +48,7 @@ def test_directory(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("cuda_compat", "cuda_compat.elf_note")
-def test_elf_note(case: Case) -> None:
+def test_elf_notes_are_judged_as_in_the_vectors(case: Case) -> None:
     given_ = case["input"]
     note = note_of(given_["note"])
     assert note is not None
@@ -59,7 +59,7 @@ def test_elf_note(case: Case) -> None:
 
 
 @pytest.mark.vectors("hook", "hook.cuda_compat_flag")
-def test_modes(case: Case) -> None:
+def test_compat_modes_match_the_vectors(case: Case) -> None:
     """Each mode that lets NVIDIA use the image's CUDA in any way means ours; so does its hook."""
     word = case["input"]["cuda-compat-mode"]
     config = loads(f'nvidia-container-runtime.modes.legacy.cuda-compat-mode = "{word}"')
@@ -67,7 +67,7 @@ def test_modes(case: Case) -> None:
     assert cuda_compat.wanted(config) is (by_library or word == "hook")
 
 
-def test_switched_off_by_feature() -> None:
+def test_cuda_compat_can_be_disabled_by_a_feature() -> None:
     assert cuda_compat.wanted(loads(""))
     assert not cuda_compat.wanted(loads("features.disable-cuda-compat-lib-hook = true"))
 
@@ -86,7 +86,9 @@ def test_switched_off_by_feature() -> None:
         ("", "535.1", "", False),
     ],
 )
-def test_without_a_note(library: str, driver: str, cuda: str, use: bool) -> None:
+def test_without_a_note_the_driver_versions_decide(
+    library: str, driver: str, cuda: str, use: bool
+) -> None:
     assert cuda_compat.decide(library, driver, cuda) is use
 
 
@@ -102,7 +104,9 @@ def test_without_a_note(library: str, driver: str, cuda: str, use: bool) -> None
         ("575.57.08", "", "unreadable", False),
     ],
 )
-def test_with_a_note(library: str, driver: str, cuda: str, use: bool) -> None:
+def test_with_a_note_its_cuda_version_and_branches_decide(
+    library: str, driver: str, cuda: str, use: bool
+) -> None:
     note = note_of({"Format": 1, "CUDA Version": "12.9", "Driver": [535, 570, 575], "Device": []})
     assert cuda_compat.decide(library, driver, cuda, note) is use
 
@@ -139,14 +143,16 @@ NOTES = {
         ("1.1", "", "13.2", False),
     ],
 )
-def test_notes_of_real_libraries(library: str, driver: str, cuda: str, use: bool) -> None:
+def test_notes_of_real_libraries_decide_as_expected(
+    library: str, driver: str, cuda: str, use: bool
+) -> None:
     note = cuda_compat.parse_note(NOTES[library])
     assert note is not None
     assert cuda_compat.decide(library, driver, cuda, note) is use
 
 
 @pytest.mark.parametrize("change", [str, str.lower, str.upper, str.title, str.swapcase])
-def test_keys_in_any_case(change: Callable[[str], str]) -> None:
+def test_note_keys_are_read_in_any_case(change: Callable[[str], str]) -> None:
     data = {"Format": 1, "CUDA Version": "12.9", "Driver": [535], "Device": [1]}
     note = note_of({change(key): value for key, value in data.items()})
     assert note is not None
@@ -162,7 +168,9 @@ def test_keys_in_any_case(change: Callable[[str], str]) -> None:
         ('{"FORMAT":1,"CUDA VER\u017fION":"12.9","driver":[]}', "12.9", ()),
     ],
 )
-def test_notes_as_gos_reader_takes_them(text: str, cuda: str, branches: tuple[int, ...]) -> None:
+def test_duplicate_and_null_note_keys_are_read_as_in_go(
+    text: str, cuda: str, branches: tuple[int, ...]
+) -> None:
     note = cuda_compat.parse_note(text.encode())
     assert note is not None
     assert (note.cuda, note.branches) == (cuda, branches)
@@ -181,18 +189,18 @@ def test_notes_as_gos_reader_takes_them(text: str, cuda: str, branches: tuple[in
         {"format": None, "CUDA version": "12.9", "driver": [535]},
     ],
 )  # fmt: skip
-def test_note_that_says_something_else(data: object) -> None:
+def test_a_note_with_unexpected_content_is_ignored(data: object) -> None:
     assert note_of(data) is None
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\0", b"\xff", b"{", b"[" * 50_000, b'{"a": ' * 5000, b" " * 100_000]
 )
-def test_note_that_is_no_json(content: bytes) -> None:
+def test_a_note_that_is_not_json_is_ignored(content: bytes) -> None:
     assert cuda_compat.parse_note(content) is None
 
 
-def test_note_may_end_in_padding() -> None:
+def test_a_note_with_trailing_padding_is_read() -> None:
     content = b'{"Format":1,"CUDA Version":"12.9","Driver":[535]}\0\0\0'
     note = cuda_compat.parse_note(content)
     assert note is not None
@@ -200,7 +208,7 @@ def test_note_may_end_in_padding() -> None:
 
 
 @given(st.binary())
-def test_any_note_is_read_or_left(content: bytes) -> None:
+def test_any_note_is_read_or_ignored(content: bytes) -> None:
     note = cuda_compat.parse_note(content)
     assert note is None or isinstance(note.cuda, str)
 
@@ -216,7 +224,9 @@ def test_any_note_is_read_or_left(content: bytes) -> None:
         (["libcuda.so.580.65.06"], "580.65.06"),
     ],
 )
-def test_compat_version(names: list[str], version: str | None) -> None:
+def test_the_compat_version_is_read_from_library_names(
+    names: list[str], version: str | None
+) -> None:
     assert cuda_compat.compat_version(names) == version
 
 
@@ -228,7 +238,7 @@ def test_compat_version(names: list[str], version: str | None) -> None:
     "the folder of an image's CUDA isn't read whole",
     instead="names = root.list_folder(place)",
 )
-def test_a_folder_of_any_length_is_not_read_whole(tmp_path: Path) -> None:
+def test_a_huge_compat_folder_is_not_read_whole(tmp_path: Path) -> None:
     folder = tmp_path / "usr/local/cuda/compat"
     folder.mkdir(parents=True)
     for number in range(5000):
@@ -273,7 +283,7 @@ def test_cuda_libraries_with_huge_elf_headers_are_ignored_quickly(
     "an image's CUDA has no more files than its maker ships",
     instead="if not names:",
 )
-def test_more_files_than_a_maker_ships(tmp_path: Path) -> None:
+def test_a_compat_folder_with_too_many_files_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "usr/local/cuda/compat"
     folder.mkdir(parents=True)
     (folder / "libcuda.so.999.1").touch()

@@ -12,7 +12,7 @@ from gpuhook.base.errors import DriverError, LdCacheError
 from gpuhook.vendors.nvidia.model import EVERYTHING
 
 
-def test_libraries_come_through_the_cache(root: Root) -> None:
+def test_libraries_are_found_through_the_loader_cache(root: Root) -> None:
     root.add("libcuda.so", "libcuda.so.1")
     root.add("libnvidia-ml.so", "libnvidia-ml.so.1")
     root.make_cache()
@@ -35,7 +35,7 @@ def test_debians_alternatives_are_followed_inside_the_root(root: Root) -> None:
     assert found == {f"libcuda.so.{VERSION}": f"/{current}/libcuda.so.{VERSION}"}
 
 
-def test_without_a_cache_usual_folders_are_searched_after_configured_ones(root: Root) -> None:
+def test_without_a_cache_configured_folders_precede_the_usual_ones(root: Root) -> None:
     root.add("libcuda.so", "libcuda.so.1", "opt/nvidia/lib64")
     assert targets(root.find()) == {}
     found = {f"libcuda.so.{VERSION}": f"/opt/nvidia/lib64/libcuda.so.{VERSION}"}
@@ -63,14 +63,14 @@ def test_similar_names_are_not_confused(root: Root) -> None:
     }
 
 
-def test_a_damaged_library_is_passed_over(root: Root) -> None:
+def test_a_damaged_library_is_ignored(root: Root) -> None:
     root.add("libcuda.so", "libcuda.so.1")
     root.put(f"{LIBS}/libnvidia-ml.so.{VERSION}", b"\x7fELF damaged")
     root.make_cache()
     assert list(targets(root.find())) == [f"libcuda.so.{VERSION}"]
 
 
-def test_a_damaged_cache_is_named(root: Root) -> None:
+def test_a_damaged_loader_cache_is_an_error_with_its_path(root: Root) -> None:
     root.put("etc/ld.so.cache", b"glibc-ld.so.cache1.1" + b"\xff" * 40)
     with pytest.raises(LdCacheError, match=str(root.path)):
         root.find()
@@ -98,7 +98,7 @@ def test_a_missing_driver_error_names_the_root_and_settings(root: Root) -> None:
     assert "/srv/gpuhook.toml" in caught.value.remedy
 
 
-def test_programs_and_firmware(root: Root) -> None:
+def test_programs_and_firmware_of_this_version_are_found(root: Root) -> None:
     root.put("usr/lib/nvidia/current/nvidia-smi")
     root.link("usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
     root.link("etc/alternatives/nvidia--nvidia-smi", "/usr/lib/nvidia/current/nvidia-smi")
@@ -119,7 +119,7 @@ FOLDERS = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "usr/local/
 
 @pytest.mark.parametrize("wrapper", FOLDERS)
 @pytest.mark.parametrize("program", FOLDERS)
-def test_a_wrapper_of_the_host_is_no_program_of_the_driver(
+def test_a_driver_program_is_preferred_to_a_host_wrapper(
     root: Root, wrapper: str, program: str
 ) -> None:
     root.put(f"{wrapper}/nvidia-smi", b"#!/bin/sh\nexec /opt/driver/nvidia-smi")
@@ -130,7 +130,7 @@ def test_a_wrapper_of_the_host_is_no_program_of_the_driver(
 
 
 @pytest.mark.parametrize("folder", ["lib64", "lib", f"lib/{LIBS.rpartition('/')[2]}"])
-def test_a_driver_may_be_a_folder_of_its_own(root: Root, folder: str) -> None:
+def test_a_driver_in_its_own_folder_is_found(root: Root, folder: str) -> None:
     root.add("libnvidia-ml.so", "libnvidia-ml.so.1", folder)
     root.put("bin/nvidia-smi", b"\x7fELF and so on")
     assert root.nvml() == f"/{folder}/libnvidia-ml.so.{VERSION}"
@@ -144,7 +144,7 @@ def test_a_driver_outside_the_loaders_folders_is_found(root: Root) -> None:
 
 
 @pytest.mark.parametrize("first", range(5))
-def test_firmware_is_where_the_kernel_finds_it_first(root: Root, first: int) -> None:
+def test_firmware_is_searched_in_the_kernels_order(root: Root, first: int) -> None:
     root.put("sys/module/firmware_class/parameters/path", b"/opt/driver/firmware/\n")
     places = ["opt/driver/firmware", f"lib/firmware/updates/{os.uname().release}"]
     places += ["lib/firmware/updates", f"lib/firmware/{os.uname().release}", "lib/firmware"]
@@ -154,7 +154,7 @@ def test_firmware_is_where_the_kernel_finds_it_first(root: Root, first: int) -> 
     assert targets(root.find()) == {target: f"/{places[first]}/nvidia/{VERSION}/gsp_ga10x.bin"}
 
 
-def test_graphics_files_go_where_loaders_look(root: Root) -> None:
+def test_graphics_files_are_placed_where_loaders_search(root: Root) -> None:
     root.put("usr/share/glvnd/egl_vendor.d/10_nvidia.json")
     root.put("usr/share/vulkan/icd.d/nvidia_icd.json")
     root.put("etc/OpenCL/vendors/nvidia.icd")
@@ -177,7 +177,7 @@ def test_graphics_files_go_where_loaders_look(root: Root) -> None:
         ("ppc64le", "powerpc64le-linux-gnu"),
     ],
 )
-def test_debians_folders_have_names_of_their_own(
+def test_debians_architecture_folders_are_searched(
     root: Root, monkeypatch: pytest.MonkeyPatch, machine: str, folder: str
 ) -> None:
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine=machine, release="6.1"))
@@ -188,13 +188,13 @@ def test_debians_folders_have_names_of_their_own(
     assert {file.path for file in root.find()} == {library, module}
 
 
-def test_libraries_with_versions_of_their_own(root: Root) -> None:
+def test_libraries_with_their_own_version_numbers_are_found(root: Root) -> None:
     root.add("libnvidia-egl-gbm.so", "libnvidia-egl-gbm.so.1", version="1.1.0")
     root.make_cache()
     assert list(targets(root.find())) == ["libnvidia-egl-gbm.so.1.1.0"]
 
 
-def test_feature_files(root: Root) -> None:
+def test_feature_files_are_found_only_with_the_features_device(root: Root) -> None:
     root.put("etc/cufile.json")
     root.put("run/udev/data/c195:0")
     root.put("run/udev/control")
@@ -206,7 +206,7 @@ def test_feature_files(root: Root) -> None:
     ]
 
 
-def test_libraries_of_a_feature(root: Root) -> None:
+def test_nvswitch_libraries_are_found_with_their_capability(root: Root) -> None:
     """They manage NVSwitches, and two are of rdma-core; NVIDIA's come with all, too."""
     root.add("libnvsdm.so", "libnvsdm.so.1")
     root.add("libibumad.so", "libibumad.so.3", version="3.3.50.0")
@@ -249,7 +249,7 @@ def test_a_library_named_only_by_its_soname_is_found(
     assert (found.capability, found.soname) == (capability, file)
 
 
-def test_a_link_with_the_version_may_lead_to_it(root: Root) -> None:
+def test_a_versioned_link_to_an_unversioned_library_is_followed(root: Root) -> None:
     root.add_file(f"{LIBS}/libGLX_nvidia.so.0")
     root.link(f"{LIBS}/libGLX_nvidia.so.{VERSION}", "libGLX_nvidia.so.0")
     root.make_cache()
@@ -314,7 +314,7 @@ def test_an_unversioned_library_that_needs_this_driver_is_found(root: Root) -> N
 # Libraries that no list has ----------------------------------------------------------------------
 
 
-def test_a_library_that_no_list_has_counts_by_its_version(root: Root) -> None:
+def test_unlisted_libraries_of_the_drivers_version_are_included(root: Root) -> None:
     for name, soname in {
         "libnvidia-sandboxutils": "libnvidia-sandboxutils.so.1",
         "libnvidia-present": f"libnvidia-present.so.{VERSION}",
@@ -355,7 +355,7 @@ def test_files_that_are_not_native_libraries_are_ignored(root: Root) -> None:
     assert root.find() == ()
 
 
-def test_32_bit_libraries_that_no_list_has(root: Root) -> None:
+def test_unlisted_32_bit_libraries_are_included(root: Root) -> None:
     root.add_file(f"{own.FOLDER32}/libnvidia-new.so.{VERSION}", "libnvidia-new.so.1", bits=32)
     [found] = root.find()
     assert (found.kind, found.capability) == ("library32", EVERYTHING)
@@ -368,7 +368,7 @@ def test_32_bit_libraries_are_found_without_a_cache(root: Root, folder: str) -> 
     assert [file.kind for file in root.find()] == ["library", "library32"]
 
 
-def test_x_modules_may_have_no_version(root: Root) -> None:
+def test_x_modules_without_a_version_are_found(root: Root) -> None:
     extensions = "usr/lib64/xorg/modules/extensions"
     root.put(f"{extensions}/libglxserver_nvidia.so")
     root.put("usr/lib64/xorg/modules/drivers/nvidia_drv.so")

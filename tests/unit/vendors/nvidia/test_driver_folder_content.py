@@ -11,7 +11,7 @@ from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS, content_of
 from gpuhook.vendors.nvidia.model import WSL
 
 
-def test_programs_and_libraries_are_where_cuda_images_look() -> None:
+def test_files_are_placed_where_cuda_images_search() -> None:
     found = content_of(Config(), machine(gpu(0, 1)))
     assert found.version == VERSION
     assert found.files[f"lib64/libcuda.so.{VERSION}"] == f"{own.FOLDER}/libcuda.so.{VERSION}"
@@ -20,7 +20,7 @@ def test_programs_and_libraries_are_where_cuda_images_look() -> None:
     assert {name.partition("/")[0] for name in found.files} == set(FOLDERS)
 
 
-def test_links_are_those_that_a_container_gets() -> None:
+def test_the_folder_has_the_same_links_as_a_container() -> None:
     links = content_of(Config(), machine()).links
     assert links["lib64/libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert links["lib/libcuda.so.1"] == f"libcuda.so.{VERSION}"
@@ -30,7 +30,7 @@ def test_links_are_those_that_a_container_gets() -> None:
     assert not [text for text in links.values() if text.startswith("/")]
 
 
-def test_a_part_of_the_driver() -> None:
+def test_selected_capabilities_give_only_their_files() -> None:
     found = content_of(Config(), machine(), ["utility"])
     assert set(found.files) == {f"lib64/libnvidia-ml.so.{VERSION}", "bin/nvidia-smi"}
     assert found.links == {"lib64/libnvidia-ml.so.1": f"libnvidia-ml.so.{VERSION}"}
@@ -38,7 +38,7 @@ def test_a_part_of_the_driver() -> None:
     assert content_of(Config(), machine(), ["all", "video"]) == whole
 
 
-def test_only_what_the_configuration_allows() -> None:
+def test_capabilities_not_allowed_by_configuration_are_refused() -> None:
     config = Config()
     config.supported_driver_capabilities = "utility,compute"
     found = content_of(config, machine())
@@ -55,14 +55,14 @@ def test_the_driver_folder_has_no_firmware_ipc_or_config_files() -> None:
     assert not places & set(content_of(Config(), inventory).files.values())
 
 
-def test_a_platform_whose_files_have_places_of_their_own() -> None:
+def test_a_driver_folder_on_wsl_is_refused() -> None:
     inventory = machine().but(files=(library("libdxcore.so", "", None),))
     inventory.platform = WSL
     with pytest.raises(DriverFolderError, match="wsl"):
         content_of(Config(), inventory)
 
 
-def test_no_program_changes_device_nodes() -> None:
+def test_nvidia_modprobe_is_left_out() -> None:
     """nvidia-modprobe is set-user-ID root, and no capability brings it."""
     extra = DriverFile("binary", "/usr/bin/nvidia-modprobe", "/usr/bin/nvidia-modprobe", "modprobe")
     inventory = machine()

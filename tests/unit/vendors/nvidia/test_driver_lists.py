@@ -91,14 +91,14 @@ def test_every_library_is_found_and_nothing_else(root: Root, version: str) -> No
 
 
 @CASES
-def test_compute_has_what_compiles_kernels(root: Root, version: str) -> None:
+def test_the_compute_capability_includes_the_kernel_compilers(root: Root, version: str) -> None:
     build(root, version)
     compute = {file.target for file in root.find() if file.capability == "compute"}
     assert f"libnvidia-ptxjitcompiler.so.{version}" in compute
     assert ("libnvidia-nvvm70.so.4" in compute) == (version != "535.309.01")
 
 
-def test_a_library_with_another_soname_keeps_its_name(root: Root) -> None:
+def test_a_library_with_a_duplicate_soname_keeps_its_name(root: Root) -> None:
     """Two files with one SONAME: the loader's cache has only one of them."""
     root.add("libnvidia-nvvm.so", "libnvidia-nvvm.so.4")
     root.add_file(f"{LIBS}/libnvidia-nvvm70.so.4", "libnvidia-nvvm.so.4")

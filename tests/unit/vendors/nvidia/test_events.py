@@ -51,7 +51,7 @@ def test_events_need_a_gpu_and_are_unavailable_on_wsl() -> None:
     assert not events.can_listen(inventory(gpu(0, 0), platform="wsl"))
 
 
-def test_a_lost_gpu_is_remembered_with_its_instances() -> None:
+def test_a_lost_gpu_is_kept_with_its_mig_devices() -> None:
     before = inventory(gpu(0, 0), gpu(1, 1, MIGS), gpu(2, 2))
     now = inventory(gpu(0, 0), gpu(2, 2), lost=(1,))
     found = now.remembering(before)
@@ -61,7 +61,7 @@ def test_a_lost_gpu_is_remembered_with_its_instances() -> None:
     assert before.remembering(now) == before
 
 
-def test_no_gpu_is_remembered_that_is_only_gone() -> None:
+def test_a_removed_gpu_that_is_not_lost_is_not_kept() -> None:
     before = inventory(gpu(0, 0), gpu(1, 1))
     now = inventory(gpu(0, 0))
     assert now.remembering(before) == now
@@ -76,7 +76,7 @@ Case = dict[str, Any]
 
 
 @pytest.mark.vectors("plugin_health", "plugin.xid_list")
-def test_lists_of_xids(case: Case) -> None:
+def test_xid_lists_match_the_vectors(case: Case) -> None:
     assert sorted(xids.read_xids(case["input"]["value"])) == case["expected"]["xids"]
 
 
@@ -85,7 +85,7 @@ OURS = {109: FATAL}
 
 
 @pytest.mark.vectors("plugin_health", "plugin.xid_policy")
-def test_policies(case: Case) -> None:
+def test_xid_policies_match_the_vectors(case: Case) -> None:
     watched, settings = xids.policy(case["input"])
     assert watched is not case["expected"]["checks_off"]
     ours = {} if {EVERY} & {*settings} else OURS
@@ -95,7 +95,7 @@ def test_policies(case: Case) -> None:
 
 
 @pytest.mark.vectors("plugin_health", "plugin.mig_uuid")
-def test_old_names_of_mig_devices(case: Case) -> None:
+def test_old_mig_device_names_are_parsed_as_in_the_vectors(case: Case) -> None:
     uuid, expected = case["input"]["uuid"], case["expected"]
     found = assigned(uuid)
     if expected.get("error"):
@@ -115,7 +115,7 @@ def test_old_names_of_mig_devices(case: Case) -> None:
         ("9" * 5000, set()),
     ],
 )
-def test_further_lists(text: str, expected: set[int]) -> None:
+def test_unusual_xid_lists_are_parsed(text: str, expected: set[int]) -> None:
     assert xids.read_xids(text) == expected
 
 
@@ -130,14 +130,16 @@ def test_further_lists(text: str, expected: set[int]) -> None:
         ("xids", "", False, {79: IGNORE}),
     ],
 )
-def test_enabling_wins(disabled: str, enabled: str, watched: bool, actions: dict[int, str]) -> None:
+def test_enabled_xids_override_disabled_ones(
+    disabled: str, enabled: str, watched: bool, actions: dict[int, str]
+) -> None:
     environ = {"DP_DISABLE_HEALTHCHECKS": disabled, "DP_ENABLE_HEALTHCHECKS": enabled}
     found, settings = xids.policy(environ)
     assert found is watched
     assert {xid: xids.action(xid, settings) for xid in actions} == actions
 
 
-def test_the_table() -> None:
+def test_default_xid_actions_follow_the_table() -> None:
     expected = {13: APPLICATION, 45: IGNORE, 48: FATAL, 79: FATAL, 94: APPLICATION, 95: FATAL}
     assert {xid: xids.action(xid, {}) for xid in expected} == expected
     assert xids.action(109, {}) == FATAL  # NVIDIA's plugin ignores it, though it needs a reset
@@ -168,7 +170,9 @@ S = 1_000_000  # a second
         ([(12 * S, 1, 50)], 10 * S, {1: 0.5}, 12 * S),
     ],
 )
-def test_mean(samples: list[tuple[int, int, int]], now: int, expected: object, end: int) -> None:
+def test_sm_usage_is_averaged_over_time(
+    samples: list[tuple[int, int, int]], now: int, expected: object, end: int
+) -> None:
     used, until = mean(samples, 0, now)
     assert {pid: round(share, 6) for pid, share in used.items()} == expected
     assert until == end

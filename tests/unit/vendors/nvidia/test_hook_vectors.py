@@ -37,7 +37,7 @@ def for_loader(paths: list[str]) -> dict[str, WriteFile]:
 
 
 @pytest.mark.vectors("hook_creator", "hook_creator.driver_links")
-def test_links_of_the_drivers_libraries(case: Case) -> None:
+def test_driver_library_links_match_the_vectors(case: Case) -> None:
     path = case["input"]["mount"]
     folder, name = os.path.split(path)
     sonames = [
@@ -57,7 +57,7 @@ ALWAYS = {"host .so link missing": ["libcuda.so.1::/usr/lib/libcuda.so"]}
 
 
 @pytest.mark.vectors("hook_creator", "hook_creator.soname_links")
-def test_links_of_sonames(case: Case) -> None:
+def test_soname_links_match_the_vectors(case: Case) -> None:
     given = case["input"]
     made = library(given["container_path"], given["soname"] or None, given["host_path"])
     every = edits._links([(made, os.path.dirname(given["container_path"]))])
@@ -66,7 +66,7 @@ def test_links_of_sonames(case: Case) -> None:
 
 
 @pytest.mark.vectors("hook_creator", "hook_creator.ldcache_from_mounts")
-def test_folders_of_mounted_libraries(case: Case) -> None:
+def test_loader_folders_of_mounted_libraries_match_the_vectors(case: Case) -> None:
     files = [
         DriverFile("binary" if "/bin/" in path else "library", path, path, "compute", None)
         for path in case["input"]["mounts"]
@@ -80,7 +80,7 @@ def test_folders_of_mounted_libraries(case: Case) -> None:
 
 
 @pytest.mark.vectors("ldconfig", "ldconfig.dropin")
-def test_the_file_of_folders(case: Case) -> None:
+def test_the_loader_drop_in_file_matches_the_vectors(case: Case) -> None:
     made = for_loader([f"{folder}/libx.so.1" for folder in case["input"]["dirs"]])
     expected = case["expected"]
     if expected["file_contents"] is None:

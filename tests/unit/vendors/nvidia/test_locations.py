@@ -39,13 +39,13 @@ DATA = [
 
 
 @pytest.mark.parametrize("folder", PROGRAMS)
-def test_programs_of_distributions(root: Root, folder: str) -> None:
+def test_programs_are_found_in_every_distributions_folder(root: Root, folder: str) -> None:
     root.put(f"{folder}/nvidia-smi", ELF)
     assert targets(root.find()) == {SMI: f"/{folder}/nvidia-smi"}
 
 
 @pytest.mark.parametrize("folder", DATA)
-def test_manifests_of_distributions(root: Root, folder: str) -> None:
+def test_manifests_are_found_in_every_distributions_folder(root: Root, folder: str) -> None:
     root.put(f"{folder}/vulkan/icd.d/nvidia_icd.json", "{}")
     icd = {"/etc/vulkan/icd.d/nvidia_icd.json": f"/{folder}/vulkan/icd.d/nvidia_icd.json"}
     assert targets(root.find()) == {name: path.replace("//", "/") for name, path in icd.items()}
@@ -54,13 +54,13 @@ def test_manifests_of_distributions(root: Root, folder: str) -> None:
 @pytest.mark.parametrize(
     "folder", ["run/opengl-driver/lib", "var/lib/nvidia/lib64", "usr/local/nvidia/lib64"]
 )
-def test_libraries_of_distributions(root: Root, folder: str) -> None:
+def test_libraries_are_found_in_every_distributions_folder(root: Root, folder: str) -> None:
     root.add("libnvidia-ml.so", "libnvidia-ml.so.1", folder)
     assert root.nvml() == f"/{folder}/libnvidia-ml.so.{root.version}"
     assert [file.path for file in root.find()] == [root.nvml()]
 
 
-def test_nixos(root: Root) -> None:
+def test_a_driver_in_the_nixos_store_is_found(root: Root) -> None:
     """Everything is a link into its store."""
     store = "nix/store/1x5g-nvidia-x11-595.45.04"
     root.version = "595.45.04"
@@ -90,7 +90,7 @@ def test_programs_of_the_running_drivers_branch_are_preferred(root: Root) -> Non
         assert targets(root.find()) == {SMI: path}, version
 
 
-def test_a_tree_of_programs_has_limits(root: Root) -> None:
+def test_deep_or_large_program_folders_are_not_searched(root: Root) -> None:
     deep = "usr/libexec/nvidia/" + "/".join("abcdefgh")
     root.put(f"{deep}/nvidia-smi", ELF)
     for number in range(300):
@@ -101,7 +101,7 @@ def test_a_tree_of_programs_has_limits(root: Root) -> None:
 # What config.toml names --------------------------------------------------------------------------
 
 
-def test_configured_folders_come_first(root: Root) -> None:
+def test_configured_folders_take_precedence(root: Root) -> None:
     root.config.binary_search_paths = ("/srv/a/bin", "/srv/b/bin")
     root.config.data_search_paths = ("/srv/a/share",)
     for folder in ("usr/bin", "srv/b/bin"):
@@ -122,7 +122,7 @@ def test_configured_folders_come_first(root: Root) -> None:
     assert root.refused() == []
 
 
-def test_a_configured_folder_that_is_not_there_is_no_error(root: Root) -> None:
+def test_a_missing_configured_folder_is_no_error(root: Root) -> None:
     root.config.binary_search_paths = root.config.data_search_paths = ("/nowhere",)
     assert (root.find(), root.refused()) == ((), [])
 
@@ -179,7 +179,7 @@ def test_default_folders_writable_by_others_are_skipped(root: Root, folder: str)
     "no link leads to them through another user's folder",
     instead="return self._root.real_path(path)",
 )
-def test_nothing_that_links_lead_to_through_such_a_folder(root: Root) -> None:
+def test_links_through_a_folder_writable_by_others_are_not_followed(root: Root) -> None:
     root.put("home/user/nvidia-smi", ELF)
     root.put("home/user/nvidia_icd.json", "{}")
     (root.path / "home/user").chmod(0o777)
@@ -191,7 +191,7 @@ def test_nothing_that_links_lead_to_through_such_a_folder(root: Root) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
 @pytest.mark.parametrize("setting", ["binary_search_paths", "data_search_paths"])
-def test_nothing_of_another_users_folder(root: Root, setting: str) -> None:
+def test_configured_folders_of_another_user_are_refused(root: Root, setting: str) -> None:
     setattr(root.config, setting, ("/srv/files",))
     root.put("srv/files/nvidia-smi", ELF)
     root.put("srv/files/vulkan/icd.d/nvidia_icd.json", "{}")
@@ -203,7 +203,7 @@ def test_nothing_of_another_users_folder(root: Root, setting: str) -> None:
 # What makes an inventory stale -------------------------------------------------------------------
 
 
-def test_every_place_is_one_whose_coming_is_noticed(root: Root) -> None:
+def test_every_search_folder_is_watched_for_changes(root: Root) -> None:
     """A place is found again in ``volatile_paths``, or below a folder that is watched."""
     config = root.config
     config.binary_search_paths, config.data_search_paths = ("/srv/bin",), ("/srv/share",)
@@ -217,7 +217,7 @@ def test_every_place_is_one_whose_coming_is_noticed(root: Root) -> None:
     assert set(manifests.folders(config)) <= set(watched)
 
 
-def test_a_root_of_its_own_has_more_places() -> None:
+def test_a_separate_driver_root_has_more_data_folders() -> None:
     own, other = Config(), Config()
     other.driver_root = "/run/nvidia/driver"
     assert "/share" not in locations.data_folders(own)
@@ -238,7 +238,7 @@ def test_missing_path_components_are_listed_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.protects("watched-folders", "others can't have the driver asked at every start")
-def test_folders_of_others_are_not_watched(root: Root) -> None:
+def test_folders_writable_by_others_are_not_watched(root: Root) -> None:
     """A user who may write there could have the driver queried at every start."""
     root.put("usr/share/vulkan/icd.d/a.json")
     root.put("srv/vulkan/icd.d/a.json")
@@ -249,7 +249,7 @@ def test_folders_of_others_are_not_watched(root: Root) -> None:
     assert fingerprint.watched(str(root.path / "nowhere"), paths) == {}
 
 
-def test_a_link_that_leads_nowhere_is_no_folder(root: Root) -> None:
+def test_a_dangling_folder_link_is_ignored(root: Root) -> None:
     root.link("run/opengl-driver", "/nix/store/gone")
     root.add("libcuda.so", "libcuda.so.1", LIBS)
     with Rootfs(str(root.path)) as below:

@@ -111,7 +111,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_path_becomes_a_name_that_the_loader_finds(driver: Root, path: str) -> None:
+def test_library_paths_become_names_that_the_loader_finds(driver: Root, path: str) -> None:
     path = path.format(version=driver.version)
     driver.link("lib64", "usr/lib64")
     driver.put("usr/share/vulkan/icd.d/nvidia_icd.x86_64.json", icd(path, library_arch="64"))
@@ -130,7 +130,7 @@ def test_library_paths_in_manifests_become_aliases(driver: Root) -> None:
     assert aliases(driver) == {("/lib64/libGLX_nvidia.so.0", library)}, "from /etc/vulkan/icd.d"
 
 
-def test_a_file_of_several_layers(driver: Root) -> None:
+def test_library_paths_of_every_driver_layer_are_replaced(driver: Root) -> None:
     driver.add_file(f"usr/lib64/libnvidia-present.so.{driver.version}")
     layers = [
         {"name": "VK_LAYER_NV_optimus", "library_path": f"/usr/lib64/{GLX}"},
@@ -148,7 +148,7 @@ def test_a_file_of_several_layers(driver: Root) -> None:
     assert paths == [GLX, f"libnvidia-present.so.{driver.version}", "/usr/lib64/libother.so"]
 
 
-def test_a_library_that_a_manifest_names_comes_with_it(driver: Root) -> None:
+def test_a_library_named_by_a_manifest_is_included(driver: Root) -> None:
     driver.add("libnvidia-vksc-core.so", "libnvidia-vksc-core.so.1", "usr/lib64")
     driver.add("libnvidia-new.so", "libnvidia-new.so.1", "usr/lib64")
     driver.put("usr/share/vulkansc/icd.d/nvidia_icd.x86_64.json", icd("libnvidia-vksc-core.so.1"))
@@ -165,7 +165,9 @@ def test_a_library_that_a_manifest_names_comes_with_it(driver: Root) -> None:
         ("\n  /usr/lib64/libnvidia-opencl.so.1  \n", "\n  libnvidia-opencl.so.1  \n"),
     ],
 )
-def test_opencl(driver: Root, text: str, expected: str) -> None:
+def test_opencl_manifests_of_the_driver_alone_are_found_and_rewritten(
+    driver: Root, text: str, expected: str
+) -> None:
     driver.put("etc/OpenCL/vendors/nvidia.icd", text)
     driver.put("etc/OpenCL/vendors/pocl.icd", "libpocl.so.2\n")
     every = [file for file in driver.find() if file.kind == MANIFEST]
@@ -175,7 +177,7 @@ def test_opencl(driver: Root, text: str, expected: str) -> None:
     }
 
 
-def test_the_first_folder_that_has_a_name_counts(driver: Root) -> None:
+def test_the_first_folder_with_a_manifest_name_takes_precedence(driver: Root) -> None:
     for number, folder in enumerate(("etc", "usr/local/share", "usr/share")):
         driver.put(f"{folder}/vulkan/icd.d/nvidia_icd.json", icd(GLX, api_version=folder))
         driver.put(f"{folder}/vulkan/icd.d/{number}.json", icd(EGL))
@@ -204,9 +206,7 @@ def test_a_manifest_with_a_32_bit_library_serves_32_bit_programs(
 
 
 @pytest.mark.parametrize("word", ["i686", "i386", "x86", "armhf"])
-def test_a_bare_name_is_for_32_bit_programs_where_the_files_name_says_so(
-    driver: Root, word: str
-) -> None:
+def test_a_manifest_file_name_marks_it_as_32_bit(driver: Root, word: str) -> None:
     driver.put(f"usr/share/vulkan/icd.d/nvidia_icd.{word}.json", icd(GLX))
     assert list(found(driver, MANIFEST32)) == [f"/etc/vulkan/icd.d/nvidia_icd.{word}.json"]
 
@@ -228,7 +228,7 @@ _VALUES = st.recursive(
 
 
 @given(_VALUES, st.dictionaries(st.text(min_size=1), st.text()))
-def test_nothing_but_library_paths_changes(tree: Any, names: dict[str, str]) -> None:
+def test_only_library_paths_are_changed(tree: Any, names: dict[str, str]) -> None:
     """Other values of a file, and their order, are unchanged."""
     changed = manifests._replaced(tree, names)
     assert json.dumps(manifests._replaced(tree, {})) == json.dumps(tree)
@@ -237,12 +237,12 @@ def test_nothing_but_library_paths_changes(tree: Any, names: dict[str, str]) -> 
 
 
 @given(st.text())
-def test_no_text_is_an_error(text: str) -> None:
+def test_any_manifest_text_is_read_without_error(text: str) -> None:
     manifest = manifests._Manifest("/etc", "nvidia.json", "/etc/nvidia.json", text)
     assert all(manifest._names())
 
 
-def test_libraries_are_found_where_debian_has_them(root: Root) -> None:
+def test_manifest_libraries_are_found_through_debians_links(root: Root) -> None:
     current = f"{LIBS}/nvidia/current"
     root.add("libGLX_nvidia.so", GLX, current)
     root.link(f"{LIBS}/{GLX}", f"/etc/alternatives/{GLX}")

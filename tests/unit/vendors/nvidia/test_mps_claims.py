@@ -51,7 +51,7 @@ def ourselves() -> str:
         os.close(fd)
 
 
-def test_containers_from_before_a_change_have_all_places(
+def test_a_claim_is_refused_while_older_containers_hold_all_places(
     claims: Path, client: Client, ourselves: str
 ) -> None:
     """Of a device that isn't shared any more: there are fewer places now."""

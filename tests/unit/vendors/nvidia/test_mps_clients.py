@@ -112,7 +112,9 @@ WORDS = ("0", "1", "0,1", GPUS[0].uuid, "1b:00.0", "nvidia.com/gpu=0", "runtime.
     instead="if config.mps_devices and {'compute', 'video'} & {*options.capabilities}:",
 )
 @pytest.mark.parametrize("capabilities", [*SETS, "all", None])
-def test_no_capability_decides(config: Config, capabilities: str | None) -> None:
+def test_a_shared_gpu_makes_an_mps_client_with_any_capabilities(
+    config: Config, capabilities: str | None
+) -> None:
     """That the device is shared does, for every way to name it and with every other word."""
     env = () if capabilities is None else (f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",)
     extra = ("NVIDIA_GDS=enabled", "NVIDIA_NVSWITCH=enabled", "NVIDIA_DISABLE_REQUIRE=1")
@@ -129,7 +131,9 @@ def test_no_capability_decides(config: Config, capabilities: str | None) -> None
 
 
 @pytest.mark.parametrize("capabilities", [*SETS, "all"])
-def test_devices_that_are_not_shared(config: Config, capabilities: str) -> None:
+def test_unshared_devices_make_no_client_and_mixed_requests_are_refused(
+    config: Config, capabilities: str
+) -> None:
     keep(config)
     env = f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"
     found = asked(config, f"{VARIABLE}=2,3", env)
@@ -148,7 +152,9 @@ def test_devices_that_are_not_shared(config: Config, capabilities: str) -> None:
 
 @pytest.mark.parametrize("word", ["3", "3:0", SPLIT.uuid, SPLIT.mig[0].uuid, "nvidia.com/gpu=3:0"])
 @pytest.mark.parametrize("capabilities", ["graphics", "utility", "compute", "all"])
-def test_a_split_device_and_its_parts(config: Config, word: str, capabilities: str) -> None:
+def test_a_shared_gpu_in_mig_mode_and_its_parts_are_refused(
+    config: Config, word: str, capabilities: str
+) -> None:
     """MPS shares neither: a request for a part of a GPU named as shared is refused, too."""
     config.mps_devices = "3"
     keep(config)
@@ -159,7 +165,9 @@ def test_a_split_device_and_its_parts(config: Config, word: str, capabilities: s
 
 @pytest.mark.parametrize("mode", ["spec", "cdi"])
 @pytest.mark.parametrize("capabilities", ["graphics", "utility", "compute", "all"])
-def test_modes_that_make_no_client(config: Config, mode: str, capabilities: str) -> None:
+def test_shared_devices_in_spec_and_cdi_mode_are_refused(
+    config: Config, mode: str, capabilities: str
+) -> None:
     config.mode = mode
     keep(config)
     env = (f"{VARIABLE}=runtime.nvidia.com/gpu=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
@@ -168,7 +176,7 @@ def test_modes_that_make_no_client(config: Config, mode: str, capabilities: str)
 
 
 @pytest.mark.parametrize("capabilities", [*SETS, "all"])
-def test_limits_and_exclusive_devices_hang_on_no_capability(
+def test_limits_and_exclusive_use_apply_with_any_capabilities(
     tmp_path: Path, capabilities: str
 ) -> None:
     words = (f"{VARIABLE}=0,1", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
@@ -216,7 +224,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.parametrize("name", [*GIVEN])
 @pytest.mark.parametrize("env", [(), (f"{VARIABLE}=void",), (f"{VARIABLE}=2",)])
-def test_a_node_that_the_engine_gives(
+def test_a_shared_node_added_by_the_engine_is_refused(
     config: Config, tmp_path: Path, name: str, env: tuple[str, ...]
 ) -> None:
     """By --device, by another toolkit's CDI spec, only by a rule."""
@@ -231,7 +239,7 @@ def test_a_node_that_the_engine_gives(
         edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
 
 
-def test_a_client_is_not_refused_for_its_own_device(config: Config, tmp_path: Path) -> None:
+def test_an_mps_client_may_have_a_rule_for_its_own_device(config: Config, tmp_path: Path) -> None:
     keep(config)
     (tmp_path / "gpuhook-prestart").write_text("#!/bin/sh\n")
     (tmp_path / "gpuhook-prestart").chmod(0o755)
@@ -248,7 +256,9 @@ def test_a_client_is_not_refused_for_its_own_device(config: Config, tmp_path: Pa
     "restored-shared", "nor does one of a checkpoint get a shared device", instead="shared = False"
 )
 @pytest.mark.parametrize("capabilities", ["graphics", "compute", "all"])
-def test_a_container_of_a_checkpoint(config: Config, capabilities: str) -> None:
+def test_a_restored_container_with_a_shared_device_is_refused(
+    config: Config, capabilities: str
+) -> None:
     """Nothing is edited for it, and no hook of ours counts it among the clients."""
     keep(config)
     known = registry.known(config)
@@ -262,7 +272,7 @@ def test_a_container_of_a_checkpoint(config: Config, capabilities: str) -> None:
             edit.check_restored(spec, config, known)
 
 
-def test_documents_leave_it_out(config: Config) -> None:
+def test_cdi_specs_leave_out_shared_devices(config: Config) -> None:
     source = generate.Source(VENDOR, machine(), config, "/opt/gpuhook-cdi-hook")
     made = generate.generate(source)
     assert [each["name"] for each in made.document["devices"] if len(each["name"]) == 1] == [
@@ -315,7 +325,7 @@ def granted(config: Config) -> contract.Grant:
     only="other_ways and hook",
 )
 @pytest.mark.parametrize("name", [*WAYS])
-def test_other_ways_refuse_it(config: Config, name: str) -> None:
+def test_other_ways_to_give_a_shared_device_are_refused(config: Config, name: str) -> None:
     keep(config)
     with pytest.raises(GpuhookError, match="is shared by MPS, and only gpu-py makes clients"):
         WAYS[name](config)

@@ -25,17 +25,17 @@ IDS = {"GPU-a": 0, "GPU-b": 1}
         ("0=" + "9" * 5000, "0=8192M,1=4096M"),
     ],
 )
-def test_memory(asked: str, expected: str) -> None:
+def test_a_containers_own_memory_limits_only_lower_the_limits(asked: str, expected: str) -> None:
     assert smaller_memory(asked, MOST, IDS) == expected
 
 
 @given(st.text() | st.from_regex(r"[01]=[0-9]{1,6}[KMGT]?(,[01]=[0-9]{1,6}[KMGT]?)*"))
-def test_memory_never_grows(asked: str) -> None:
+def test_memory_limits_never_grow(asked: str) -> None:
     for part in smaller_memory(asked, MOST, IDS).split(","):
         place, size = part.split("=")
         assert 0 < int(size.removesuffix("M")) << 20 <= MOST[int(place)]
 
 
 @given(st.text() | st.from_regex(r"[0-9.]{1,20}"), st.integers(1, 100))
-def test_threads_never_grow(asked: str, most: int) -> None:
+def test_thread_percentages_never_grow(asked: str, most: int) -> None:
     assert 0 < float(smaller_percentage(asked, most)) <= most

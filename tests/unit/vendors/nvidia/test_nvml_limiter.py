@@ -35,7 +35,7 @@ def limit(nvml: NvmlLimiter) -> None:
     nvml.set("/sys/fs/cgroup", FOLDER, dict.fromkeys(nvml.memory, 8 * GIB))
 
 
-def test_the_structures_are_those_of_the_published_binding() -> None:
+def test_structures_match_nvidias_published_binding() -> None:
     """The one that NVIDIA publishes for release 615."""
     name = nvml_limiter._name(FOLDER)
     ours = bytes(nvml_limiter._struct(name, 3, 5, 7))
@@ -51,7 +51,7 @@ def test_the_structures_are_those_of_the_published_binding() -> None:
     assert pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX == nvml_limiter.UNLIMITED
 
 
-def test_a_driver_root_without_a_place_for_cgroups(tmp_path: Path) -> None:
+def test_a_driver_root_without_a_cgroup_folder_is_refused(tmp_path: Path) -> None:
     """Query of `gpuhook info`, and of every start with a limit, before any change."""
     inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(
         version="615.1",
@@ -71,7 +71,7 @@ def test_a_driver_root_without_a_place_for_cgroups(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
-def test_a_limit_is_set(make: Make) -> None:
+def test_a_memory_limit_is_set_and_read_back(make: Make) -> None:
     nvml = make()
     nvml.begin()
     limit(nvml)
@@ -83,7 +83,7 @@ def test_a_limit_is_set(make: Make) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
 @pytest.mark.parametrize("number", [3, 6])
-def test_a_cgroup_that_never_had_a_limit(make: Make, number: int) -> None:
+def test_a_cgroup_without_a_limit_has_no_usage(make: Make, number: int) -> None:
     assert make(get=f"return {number}").used("/sys/fs/cgroup", [FOLDER])[FOLDER] == {}
 
 
@@ -107,18 +107,20 @@ def test_a_cgroup_that_never_had_a_limit(make: Make, number: int) -> None:
         ({"set_": 'puts("x"); fflush(stdout); return 2'}, "returned 2"),
     ],
 )
-def test_whatever_answers_otherwise_is_an_error(make: Make, does: dict[str, str], why: str) -> None:
+def test_unexpected_answers_of_the_library_are_errors(
+    make: Make, does: dict[str, str], why: str
+) -> None:
     with pytest.raises(MemoryLimitError, match=why):
         limit(make(**does))
 
 
-def test_a_library_without_the_function(make: Make) -> None:
+def test_a_library_without_the_limit_function_is_an_error(make: Make) -> None:
     with pytest.raises(MemoryLimitError, match="nvmlDeviceSetMemoryLimits_v1"):
         limit(make(TAKES, "", "", "-DOLD"))
 
 
 @pytest.mark.parametrize("where", ["init", "set_"])
-def test_a_library_that_hangs_has_a_limit(make: Make, where: str) -> None:
+def test_a_hanging_library_times_out_and_is_ended(make: Make, where: str) -> None:
     nvml = make(**{where: "sleep(3600)"}, wait=0.5)
     begun = time.monotonic()
     nvml.begin()
@@ -142,7 +144,7 @@ def test_nvml_is_initialized_before_the_limit_is_set(make: Make, tmp_path: Path)
     limit(nvml)
 
 
-def test_cgroups_in_another_place(make: Make) -> None:
+def test_cgroups_at_another_mount_point_are_refused(make: Make) -> None:
     nvml = make()
     with pytest.raises(MemoryLimitError, match="/sys/fs/cgroup, and here it is at /elsewhere"):
         nvml.set("/elsewhere", "/elsewhere/container", {})

@@ -86,7 +86,7 @@ def test_an_nvml_session_serves_only_its_own_driver(standing: Standing) -> None:
     ids=str,
     indirect=True,
 )
-def test_anything_but_a_yes_is_a_no(standing: Standing) -> None:
+def test_a_limit_counts_as_set_only_when_nvml_confirms_it(standing: Standing) -> None:
     assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
 
 
@@ -126,7 +126,7 @@ def test_an_idle_nvml_session_is_ended(standing: Standing, monkeypatch: pytest.M
 
 
 @ROOT
-def test_a_driver_that_does_not_start_is_not_kept(tmp_path: Path) -> None:
+def test_an_nvml_process_that_fails_to_start_is_not_kept(tmp_path: Path) -> None:
     made = Standing(limiter(tmp_path, init="return 9"))
     made.ready._key = made.key
     made.ready._start(10)

@@ -61,7 +61,7 @@ def test_files_of_nvidias_tegra_lists_are_injected(case: dict[str, Any]) -> None
     assert wanted in links
 
 
-def test_none_gets_files_and_no_node() -> None:
+def test_a_request_for_none_on_tegra_gets_files_and_no_nodes() -> None:
     assert not [each for each in paths("tegra") if "device" in each]
     assert any("libcuda.so.1.1" in each for each in paths("tegra"))
 
@@ -73,7 +73,7 @@ def test_files_of_other_tegra_lists_are_given_only_on_request() -> None:
     assert any("/dev/other" in each for each in every)
 
 
-def test_links_in_the_folder_that_the_loader_searches() -> None:
+def test_tegra_links_are_made_in_the_loaders_folder() -> None:
     found = paths("tegra", "0", image=Image(debian("aarch64")))
     assert f"link /usr/lib/aarch64-linux-gnu/libcuda.so.1 to {LIBRARIES}/libcuda.so.1.1" in found
     assert "link /usr/lib/libcuda.so to aarch64-linux-gnu/nvidia/libcuda.so.1.1" in found
@@ -93,7 +93,7 @@ def test_mig_management_and_imex_are_refused_on_wsl_and_tegra(
 
 
 @pytest.mark.parametrize("word", ["1", "GPU-1", "00:00.0"])
-def test_other_names_are_refused(word: str) -> None:
+def test_unknown_gpu_names_on_tegra_are_refused(word: str) -> None:
     with pytest.raises(UnknownDeviceError, match="it has 0"):
         granted(asked(word), machine("tegra"))
 

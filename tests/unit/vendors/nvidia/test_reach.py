@@ -29,7 +29,7 @@ def seen(inventory: Inventory) -> dict[str, str]:
     return {each.label: each.nodes[-1] for each in found.devices}
 
 
-def test_a_process_that_may_open_all(keep: list[str]) -> None:
+def test_a_process_allowed_all_or_no_gpus_keeps_the_numbers(keep: list[str]) -> None:
     assert VENDOR.within_reach(MACHINE) is MACHINE
     keep += [each.path for each in MACHINE.gpus]
     assert VENDOR.within_reach(MACHINE) is MACHINE  # somebody else gives what is asked for
@@ -38,7 +38,7 @@ def test_a_process_that_may_open_all(keep: list[str]) -> None:
 @pytest.mark.protects(
     "counted-here", "in a job numbers are those of the job's devices", instead="return inventory"
 )
-def test_gpus_are_counted_without_the_others(keep: list[str]) -> None:
+def test_only_reachable_gpus_are_counted(keep: list[str]) -> None:
     keep += ["/dev/nvidia2", "/dev/nvidia1"]
     assert seen(MACHINE) == {
         "0": "/dev/nvidia0",
@@ -51,13 +51,13 @@ def test_gpus_are_counted_without_the_others(keep: list[str]) -> None:
 @pytest.mark.protects(
     "counted-here", "in a job numbers are those of the job's devices", instead="return inventory"
 )
-def test_mig_devices_are_counted_without_the_others(keep: list[str]) -> None:
+def test_only_reachable_mig_devices_are_counted(keep: list[str]) -> None:
     keep.append("/dev/nvidia-caps/nvidia-cap12")
     assert seen(MACHINE)["3:0"] == "/dev/nvidia-caps/nvidia-cap22"
     assert "3:1" not in seen(MACHINE)
 
 
-def test_a_lost_gpu_keeps_its_place(keep: list[str]) -> None:
+def test_a_lost_gpu_keeps_its_place_among_reachable_gpus(keep: list[str]) -> None:
     inventory = machine(gpu(0, 2), gpu(1, 0), gpu(3, 3)).but(lost=(2,))
     keep.append("/dev/nvidia0")
     assert seen(inventory) == {"0": "/dev/nvidia2", "2": "/dev/nvidia3"}

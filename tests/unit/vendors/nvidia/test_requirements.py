@@ -26,7 +26,7 @@ def holds(text: str, **facts: str) -> bool:
 
 
 @pytest.mark.vectors("requirements", "requirements.factor")
-def test_factor(case: Case) -> None:
+def test_factors_match_the_vectors(case: Case) -> None:
     if case["expected"].get("error"):
         with pytest.raises(RequirementError):
             requirements.parse(case["input"]["text"])
@@ -35,7 +35,7 @@ def test_factor(case: Case) -> None:
 
 
 @pytest.mark.vectors("requirements", "requirements.entry")
-def test_entry(case: Case) -> None:
+def test_requirement_entries_match_the_vectors(case: Case) -> None:
     parsed = requirements.parse(case["input"]["text"])
     assert as_tree(parsed) == case["expected"]["tree"]
 
@@ -50,7 +50,7 @@ def as_tree(parsed: "requirements.Alternatives") -> object:
 
 
 @pytest.mark.vectors("requirements", "requirements.logic")
-def test_logic(case: Case) -> None:
+def test_and_or_logic_matches_the_vectors(case: Case) -> None:
     """True and false as requirements that do and do not hold."""
     words = ["cuda>=1" if operand else "cuda>=99" for operand in case["input"]["operands"]]
     assert holds(",".join(words)) is case["expected"]["and"]
@@ -70,7 +70,7 @@ def test_logic(case: Case) -> None:
         "cuda>=12,bogus", "cuda>=99,bogus", "foo", "foo=",
     ],
 )  # fmt: skip
-def test_malformed(text: str) -> None:
+def test_malformed_requirements_are_refused(text: str) -> None:
     with pytest.raises(RequirementError) as caught:
         requirements.parse(text)
     assert "NVIDIA_DISABLE_REQUIRE" in caught.value.remedy
@@ -124,7 +124,7 @@ def test_malformed_part_of_a_long_text_is_named_with_the_whole() -> None:
         ),
     ],
 )
-def test_holds(text: str, result: bool) -> None:
+def test_requirements_hold_or_fail_as_expected(text: str, result: bool) -> None:
     assert holds(text) is result
 
 
@@ -169,7 +169,7 @@ def test_long_text_takes_linear_time() -> None:
         ({"CUDA_VERSION": "9.0", "NVIDIA_REQUIRE_DRIVER": "driver>=1"}, ("cuda>=9.0", "driver>=1")),
     ],
 )  # fmt: skip
-def test_asked(env: dict[str, str], result: tuple[str, ...]) -> None:
+def test_requirements_are_read_from_variables(env: dict[str, str], result: tuple[str, ...]) -> None:
     assert variables.asked_requirements(env) == result
 
 
@@ -186,7 +186,7 @@ def test_asked(env: dict[str, str], result: tuple[str, ...]) -> None:
         ("4294967295.4294967295.4294967295", "4294967295.4294967295"),
     ],
 )
-def test_major_minor(text: str, version: str) -> None:
+def test_major_and_minor_version_are_read(text: str, version: str) -> None:
     assert variables.major_minor(text) == version
 
 
@@ -198,7 +198,7 @@ def test_major_minor(text: str, version: str) -> None:
         "", "v", "vv9", "9-", "9+", "9-é", " 9", "9 ", "²", "9" * 5000,
     ],
 )  # fmt: skip
-def test_no_version(text: str) -> None:
+def test_text_that_is_no_cuda_version_is_refused(text: str) -> None:
     with pytest.raises(RequirementError, match="CUDA_VERSION"):
         variables.major_minor(text)
 
@@ -233,7 +233,7 @@ def test_without_a_gpu_only_driver_and_cuda_count() -> None:
         check("cuda>=12.3", gpus=())
 
 
-def test_like_gpus_and_like_alternatives_are_looked_at_once(
+def test_equal_gpus_and_alternatives_are_checked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their number is the machine's and the image's, and the time is all tenants' together."""
@@ -252,7 +252,7 @@ def test_like_gpus_and_like_alternatives_are_looked_at_once(
     assert len(looks) == 2 * 3
 
 
-def test_failure_says_what_is_required_what_there_is_and_what_to_do() -> None:
+def test_a_failure_names_requirement_facts_and_remedy() -> None:
     with pytest.raises(RequirementError) as caught:
         check("cuda>=13.0 brand=grid,driver>=580")
     message = str(caught.value)
@@ -282,7 +282,9 @@ VERSION = st.lists(st.integers(0, 2000), min_size=1, max_size=4)
 
 
 @given(st.sampled_from(sorted(RELATIONS)), VERSION, VERSION)
-def test_operators_are_those_of_numbers(sign: str, have: list[int], want: list[int]) -> None:
+def test_operators_compare_versions_numerically(
+    sign: str, have: list[int], want: list[int]
+) -> None:
     text = f"cuda{sign}{'.'.join(map(str, want))}"
     longest = max(len(have), len(want))
     padded = [numbers + [0] * (longest - len(numbers)) for numbers in (have, want)]
@@ -342,11 +344,13 @@ def test_any_cuda_version_is_read_or_refused(text: str) -> None:
         ],
     ],
 )  # fmt: skip
-def test_parse(text: str, numbers: tuple[int, ...] | None) -> None:
+def test_versions_are_parsed_to_numbers_or_rejected(
+    text: str, numbers: tuple[int, ...] | None
+) -> None:
     assert requirements.parse_version(text) == numbers
 
 
-def test_numbers_and_not_characters_are_compared() -> None:
+def test_versions_are_compared_as_numbers_not_text() -> None:
     ordered = ["9", "9.0.1", "12.2", "12.10", "99.1", "100"]
     parsed = [requirements.parse_version(text) for text in ordered]
     assert parsed == sorted(parsed, key=lambda numbers: numbers or ())

@@ -38,7 +38,7 @@ def test_an_unreadable_time_slice_table_gives_no_value(text: str) -> None:
     assert settings.parse(text) is None
 
 
-def test_words_for_values() -> None:
+def test_setting_values_are_shown_as_words() -> None:
     assert settings.shown("compute-mode", 3) == "Exclusive_Process"
     assert settings.shown("compute-mode", 9) == "9"
     assert settings.shown("else", 1) == "1"

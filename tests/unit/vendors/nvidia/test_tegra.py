@@ -16,7 +16,7 @@ LISTS = "etc/nvidia-container-runtime/host-files-for-container.d"
 
 
 @pytest.mark.vectors("csv", "csv.line")
-def test_lines_as_nvidia_reads_them(case: Case) -> None:
+def test_list_lines_match_the_vectors(case: Case) -> None:
     kind, path, problem = tegra.read_line(case["input"]["line"])
     expected = case["expected"]
     if expected.get("error"):
@@ -28,7 +28,7 @@ def test_lines_as_nvidia_reads_them(case: Case) -> None:
 
 
 @pytest.mark.vectors("csv", "csv.ignore_patterns")
-def test_ignored_links_as_with_nvidia(case: Case) -> None:
+def test_ignored_links_match_the_vectors(case: Case) -> None:
     given = case["input"]
     kept = [path for path in given["symlinks"] if not tegra.is_ignored(path, given["patterns"])]
     assert kept == case["expected"]["kept"]
@@ -42,7 +42,7 @@ def test_ignored_links_as_with_nvidia(case: Case) -> None:
         ("lib, /a/..b", ("lib", "/a/..b")),
     ],
 )
-def test_good_lines(line: str, expected: tuple[str, str]) -> None:
+def test_valid_lines_are_parsed(line: str, expected: tuple[str, str]) -> None:
     assert tegra.read_line(line) == (*expected, "")
 
 
@@ -59,7 +59,7 @@ def test_good_lines(line: str, expected: tuple[str, str]) -> None:
         ("lib, /a\0b", "absolute"),
     ],
 )
-def test_bad_lines(line: str, words: str) -> None:
+def test_malformed_lines_are_refused(line: str, words: str) -> None:
     assert words in tegra.read_line(line)[2]
 
 
@@ -74,7 +74,7 @@ def test_bad_lines(line: str, words: str) -> None:
         ("/a/lib2", "/a/lib[^2]", False),
     ],
 )
-def test_patterns(path: str, pattern: str, ignored: bool) -> None:
+def test_ignore_patterns_match_as_in_go(path: str, pattern: str, ignored: bool) -> None:
     assert tegra.is_ignored(path, [pattern]) == ignored
 
 
@@ -112,7 +112,7 @@ def test_only_csv_files_directly_in_the_tegra_list_folder_are_read(tmp_path: Pat
         ("/dev/dri/card0", ["/dev/dri/card0"]),
     ],
 )
-def test_a_path_may_be_a_pattern(tmp_path: Path, pattern: str, paths: list[str]) -> None:
+def test_a_device_path_pattern_is_expanded(tmp_path: Path, pattern: str, paths: list[str]) -> None:
     """JetPack's own devices.csv has those of /dev/dri. One that nothing fits isn't there."""
     for name in ("card0", "card1", "by-path/x"):
         write(tmp_path, f"dev/dri/{name}")
@@ -145,13 +145,13 @@ def test_a_listed_folder_in_dev_gives_only_its_links(tmp_path: Path) -> None:
     ]
 
 
-def test_lists_that_others_can_write_do_not_count(tmp_path: Path) -> None:
+def test_lists_writable_by_others_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, f"{LISTS}/l4t.csv", "lib, /x").chmod(0o666)
     with Rootfs(str(tmp_path)) as root:
         assert list(tegra.entries(root, f"/{LISTS}")) == []
 
 
-def test_a_list_that_never_ends(tmp_path: Path) -> None:
+def test_an_oversized_list_is_refused(tmp_path: Path) -> None:
     os.truncate(write(tmp_path, f"{LISTS}/l4t.csv"), 1 << 30)
     with Rootfs(str(tmp_path)) as root, pytest.raises(DriverError, match=r"l4t\.csv can't be read"):
         list(tegra.entries(root, f"/{LISTS}"))
@@ -186,7 +186,9 @@ def test_tegra_is_detected_by_release_file_or_soc_family(
         "../../other/b/c",
     ],
 )
-def test_a_link_through_a_link_to_a_folder(tmp_path: Path, content: str) -> None:
+def test_parent_folders_in_links_are_resolved_as_by_the_kernel(
+    tmp_path: Path, content: str
+) -> None:
     """The kernel resolves ..: it isn't the folder before it."""
     write(tmp_path, "other/b/c")
     (tmp_path / "other/deep/below").mkdir(parents=True)
@@ -203,7 +205,7 @@ def test_a_link_through_a_link_to_a_folder(tmp_path: Path, content: str) -> None
     ]
 
 
-def test_without_a_node_there_is_no_gpu(tmp_path: Path) -> None:
+def test_a_tegra_without_a_device_node_has_no_gpu(tmp_path: Path) -> None:
     write(tmp_path, f"{LISTS}/l4t.csv", "dev, /dev/absent\ndev, /etc/nv_tegra_release")
     write(tmp_path, "etc/nv_tegra_release")
     with Rootfs(str(tmp_path)) as root, pytest.raises(DriverError, match="no list in"):

@@ -84,14 +84,14 @@ PROCESS = SimpleNamespace(pid=7, usedGpuMemory=5)
           error(pynvml.NVML_ERROR_UNKNOWN)}, None),
     ],
 )  # fmt: skip
-def test_processes_that_nvml_does_not_say_are_not_none(given: Any, expected: Any) -> None:
+def test_processes_unknown_to_nvml_are_not_reported_as_none(given: Any, expected: Any) -> None:
     assert seen(**given).get("processes") == expected
 
 
 @pytest.mark.protects(
     "no-own-memory", "a GPU without memory of its own has its other values", instead="raise"
 )
-def test_a_gpu_without_memory_of_its_own() -> None:
+def test_a_gpu_without_own_memory_has_its_other_values() -> None:
     """GB10's NVML supports neither form of the question."""
     found = seen(nvmlDeviceGetMemoryInfo=error(NOT_SUPPORTED), **lists(_v3=[PROCESS]))
     assert found["processes"] == [[7, 5]]
@@ -109,7 +109,7 @@ def test_a_gpu_split_into_mig_devices_reports_no_processes_itself() -> None:
 
 
 @pytest.mark.parametrize("name", ["MemoryInfo", "ComputeRunningProcesses_v3"])
-def test_a_lost_gpu_fails(name: str) -> None:
+def test_a_lost_gpu_is_reported_as_failed(name: str) -> None:
     lost = {f"nvmlDeviceGet{name}": error(pynvml.NVML_ERROR_GPU_IS_LOST)}
     memory = {"nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80, used=8)}
     eyes = telemetry._Sampler(Nvml(**{**memory, **lists(), **lost}), lambda _: None)
@@ -120,7 +120,7 @@ def test_a_lost_gpu_fails(name: str) -> None:
 @pytest.mark.protects(
     "clock-set-back", "a clock that is set back doesn't end what is known of SMs", instead="pass"
 )
-def test_a_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sm_usage_continues_after_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's times are the clock's: those from before the change stand for nothing now."""
     second, hour = 10**6, 3600 * 10**6
     clock, samples = [10 * hour], [SimpleNamespace(timeStamp=10 * hour, pid=7, smUtil=80)]

@@ -26,19 +26,19 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 @pytest.mark.vectors("capabilities", "capabilities.intersection")
-def test_intersection(case: Case) -> None:
+def test_capability_intersections_match_the_vectors(case: Case) -> None:
     asked, supported = listed(case["input"]["capabilities"]), listed(case["input"]["supported"])
     expected = case["expected"]["intersection_sorted"]
     assert ",".join(variables.common_capabilities(asked, supported)) == expected
 
 
 @pytest.mark.vectors("capabilities", "capabilities.list")
-def test_list(case: Case) -> None:
+def test_capability_lists_match_the_vectors(case: Case) -> None:
     assert listed(case["input"]["value"]) == tuple(case["expected"]["list"] or ())
 
 
 @pytest.mark.vectors("hook", "hook.supported_driver_capabilities")
-def test_supported(case: Case) -> None:
+def test_supported_capabilities_match_the_vectors(case: Case) -> None:
     value = case["input"]["supported-driver-capabilities"]
     text = "" if value == "<unset>" else f'supported-driver-capabilities = "{value}"'
     if case["expected"].get("panic"):
@@ -50,7 +50,7 @@ def test_supported(case: Case) -> None:
 
 
 @pytest.mark.vectors("hook", "hook.driver_capabilities")
-def test_granted(case: Case) -> None:
+def test_granted_capabilities_match_the_vectors(case: Case) -> None:
     given_, supported = case["input"], variables.supported_capabilities(case["input"]["supported"])
     value, legacy = given_["NVIDIA_DRIVER_CAPABILITIES"], given_["legacy_image"]
     found = variables.granted_capabilities(value, legacy, supported)
@@ -76,7 +76,9 @@ def granted(value: str | None, supported: str = "all", legacy: bool = False) -> 
         (None, "", ""),
     ],
 )
-def test_blank_all_and_duplicates(value: str | None, supported: str, result: str) -> None:
+def test_blank_all_and_duplicate_capabilities_are_resolved(
+    value: str | None, supported: str, result: str
+) -> None:
     assert granted(value, supported) == result
 
 
@@ -97,7 +99,9 @@ def test_blank_all_and_duplicates(value: str | None, supported: str, result: str
     ],
 )
 @pytest.mark.parametrize("setting", ["", 'supported-driver-capabilities = "all"', NVIDIAS])
-def test_an_unknown_word_is_a_warning(value: str, result: str, said: str, setting: str) -> None:
+def test_an_unknown_capability_gives_a_warning(
+    value: str, result: str, said: str, setting: str
+) -> None:
     supported = loads(setting).supported_driver_capabilities
     env = ("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={value}")
     request = request_for(*env, supported_driver_capabilities=supported)
@@ -127,7 +131,7 @@ def test_a_container_without_devices_is_not_warned() -> None:
         ("utility" * 1000, ""),
     ],
 )
-def test_an_unknown_word_is_named_and_corrected(value: str, hint: str) -> None:
+def test_an_unknown_capability_is_refused_with_a_suggestion(value: str, hint: str) -> None:
     with pytest.raises(CapabilityError) as caught:
         granted(value, "compute,utility")
     word = next(word for word in value.split(",") if word != "compute")
@@ -137,7 +141,7 @@ def test_an_unknown_word_is_named_and_corrected(value: str, hint: str) -> None:
     assert caught.value.code == "unsupported-capability"
 
 
-def test_several_unknown_words() -> None:
+def test_several_unknown_capabilities_are_named_together() -> None:
     with pytest.raises(CapabilityError) as caught:
         granted("utlity,compte,x", "compute,utility")
     assert "'compte', 'utlity', 'x' aren't driver capabilities" in caught.value.cause
@@ -148,7 +152,7 @@ def test_several_unknown_words() -> None:
     ("value", "named"),
     [("compute,video", "'video'"), ("graphics,compute,display", "'display', 'graphics'")],
 )
-def test_a_refusal_names_what_is_not_supported_and_the_bound(value: str, named: str) -> None:
+def test_a_refusal_names_unsupported_and_supported_capabilities(value: str, named: str) -> None:
     with pytest.raises(CapabilityError, match=f"{named}, and only compute,utility") as caught:
         granted(value, "compute,utility")
     assert "supported-driver-capabilities" in caught.value.remedy
@@ -158,7 +162,9 @@ def test_a_refusal_names_what_is_not_supported_and_the_bound(value: str, named: 
 @given(
     st.one_of(st.none(), st.text()), st.sets(st.sampled_from(variables.CAPABILITIES)), st.booleans()
 )
-def test_never_more_than_is_supported(value: str | None, bound: set[str], legacy: bool) -> None:
+def test_only_supported_capabilities_are_granted(
+    value: str | None, bound: set[str], legacy: bool
+) -> None:
     supported = tuple(sorted(bound))
     with contextlib.suppress(CapabilityError):
         found = variables.granted_capabilities(value, legacy, supported)
@@ -182,7 +188,7 @@ def test_never_more_than_is_supported(value: str | None, bound: set[str], legacy
         ("", ()),
     ],
 )
-def test_imex_channels(value: str, channels: tuple[int, ...]) -> None:
+def test_imex_channels_are_parsed(value: str, channels: tuple[int, ...]) -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
     assert request_for(*env).options.imex_channels == channels
 
@@ -190,13 +196,13 @@ def test_imex_channels(value: str, channels: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "value", ["1048576", "-1", "+1", "01", "00", "0x1", "1.0", "²", "٣", "../0", "1/2", "9" * 99]
 )
-def test_imex_channels_are_strict(value: str) -> None:
+def test_malformed_imex_channels_are_refused(value: str) -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
     with pytest.raises(RequestError, match="IMEX"):
         request_for(*env)
 
 
-def test_imex_mounts_come_first_and_may_be_switched_off() -> None:
+def test_imex_mounts_override_the_variable_and_can_be_ignored() -> None:
     env = ("NVIDIA_IMEX_CHANNELS=7",)
 
     def channels(*mounts: str, **settings: Any) -> tuple[int, ...]:
@@ -224,7 +230,7 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("name", [*FEATURES, "NVIDIA_IMEX_CHANNELS"])
-def test_features_are_heard_where_devices_are(name: str) -> None:
+def test_feature_variables_are_ignored_where_variables_are_not_accepted(name: str) -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=0", f"{name}={FEATURES.get(name, '3')}")
     heard = mounts_request("0", env=env)
     assert (heard.options.features or heard.options.imex_channels) != ()
@@ -246,7 +252,7 @@ def test_requirements_disabled_by_configuration_as_by_environment() -> None:
         assert not request_for(*env, f"NVIDIA_DISABLE_REQUIRE={no}").options.requirements_disabled
 
 
-def test_legacy_version_that_is_none_is_no_matter_when_requirements_are_off() -> None:
+def test_a_malformed_cuda_version_is_ignored_with_requirements_disabled() -> None:
     assert request_for("CUDA_VERSION=foo", disable_require=True).devices == ("all",)
 
 
@@ -293,7 +299,7 @@ def test_every_variable_of_nvidias_toolkit_has_an_effect(name: str) -> None:
     ["NVIDIA_GPU_COMPUTE_LIMIT", "NVIDIA_GPU_MEMORY_LIMITS", "NVIDIA_VISIBLE_DEVICE",
      "NVIDIA_DRIVER_CAPS", "NVIDIA_IMEX_DOMAIN", "NVIDIA_MIG_PROFILE"],
 )  # fmt: skip
-def test_a_variable_that_is_not_known_is_named(name: str) -> None:
+def test_an_unknown_nvidia_variable_gives_a_warning(name: str) -> None:
     request, _ = asked_by("NVIDIA_VISIBLE_DEVICES=0", f"{name}=1", "NVIDIA_TF32_OVERRIDE=0")
     [warning] = request.warnings
     assert warning.startswith(f"{name!r} isn't a variable that gpuhook ")
@@ -301,5 +307,5 @@ def test_a_variable_that_is_not_known_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["NVIDIA_MIG_MANAGER_SERVICE_HOST", "NVIDIA_DRIVER_PORT_80_TCP"])
-def test_a_variable_of_a_clusters_service_is_not_named(name: str) -> None:
+def test_kubernetes_service_variables_give_no_warning(name: str) -> None:
     assert asked_by("NVIDIA_VISIBLE_DEVICES=0", f"{name}=1")[0].warnings == ()

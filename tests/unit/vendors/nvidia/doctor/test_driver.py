@@ -13,7 +13,7 @@ from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.model import Gpu
 
 
-def test_a_loaded_module_is_told_with_its_version(tree: Tree) -> None:
+def test_a_loaded_module_is_reported_with_its_version(tree: Tree) -> None:
     tree.driver()
     assert said(driver.driver_loaded(tree.case)) == {
         "driver-loaded": ("ok", f"The NVIDIA kernel module {VERSION} is loaded")
@@ -27,7 +27,9 @@ def test_a_loaded_module_is_told_with_its_version(tree: Tree) -> None:
         ({"/sys/module/nouveau/initstate": "live\n"}, "nouveau is using the GPU"),
     ],
 )
-def test_why_no_module_is_loaded(tree: Tree, files: dict[str, str], words: str) -> None:
+def test_a_module_that_is_not_loaded_is_a_failure_with_the_reason(
+    tree: Tree, files: dict[str, str], words: str
+) -> None:
     for path, text in files.items():
         tree.write(path, text)
     status, message = said(driver.driver_loaded(tree.case))["driver-loaded"]
@@ -68,7 +70,7 @@ def neuron(tree: Tree, tmp_path: Path) -> Tree:
     return tree
 
 
-def test_a_machine_of_another_vendor_lacks_nothing(neuron: Tree) -> None:
+def test_a_machine_of_another_vendor_has_no_problems(neuron: Tree) -> None:
     found = list(examine(neuron.case, CHECKS.driver))
     assert [(each.check, str(each.status)) for each in found] == [("driver-loaded", "ok")]
     assert "devices of another vendor" in found[0].message
@@ -82,26 +84,28 @@ def test_a_machine_of_another_vendor_lacks_nothing(neuron: Tree) -> None:
         {"/proc/driver/nvidia/params": ""},
     ],
 )
-def test_a_machine_with_both_is_looked_at(neuron: Tree, files: dict[str, str]) -> None:
+def test_a_machine_with_nvidia_and_another_vendor_is_examined(
+    neuron: Tree, files: dict[str, str]
+) -> None:
     for path, text in files.items():
         neuron.write(path, text)
     found = list(examine(neuron.case, CHECKS.driver))
     assert "failure" in {str(each.status) for each in found}
 
 
-def test_a_root_of_nvidias_driver_is_looked_at(neuron: Tree) -> None:
+def test_a_configured_nvidia_driver_root_is_examined(neuron: Tree) -> None:
     neuron.config.driver_root = "/run/nvidia/driver"
     assert not driver.is_elsewhere(neuron.case)
 
 
-def test_a_driver_without_devices_is_no_other_vendors_machine(tree: Tree, tmp_path: Path) -> None:
+def test_another_vendors_driver_without_devices_does_not_count(tree: Tree, tmp_path: Path) -> None:
     paper.machine("neuron", tmp_path / "neuron", 0)
     tree.config.driver_roots = (f"neuron={tmp_path}/neuron",)
     tree.root.mkdir()
     assert said(driver.driver_loaded(tree.case))["driver-loaded"][0] == "note"
 
 
-def test_versions_of_libraries_and_module(tree: Tree) -> None:
+def test_equal_versions_of_libraries_and_module_are_ok(tree: Tree) -> None:
     tree.driver()
     assert said(driver.driver_versions(tree.case))["driver-versions"][0] == "ok"
     (tree.root / "proc/driver/nvidia/version").unlink()
@@ -112,7 +116,7 @@ def test_versions_of_libraries_and_module(tree: Tree) -> None:
     ("installed", "words"),
     [("550.54.15", ("550.54.15", VERSION)), (None, ("libnvidia-ml.so.1 is not there",))],
 )
-def test_libraries_of_another_version_or_none(
+def test_missing_or_differing_driver_libraries_are_a_failure(
     tree: Tree, installed: str | None, words: tuple[str, ...]
 ) -> None:
     tree.root.mkdir()
@@ -123,14 +127,14 @@ def test_libraries_of_another_version_or_none(
     assert all(word in message for word in words)
 
 
-def test_a_driver_root_that_does_not_exist(tree: Tree) -> None:
+def test_a_missing_driver_root_is_a_failure(tree: Tree) -> None:
     tree.config.driver_root = "/run/nvidia/driver"
     [finding] = examine(tree.case, CHECKS.driver)
     assert (finding.check, str(finding.status)) == ("driver-root", "failure")
     assert "/run/nvidia/driver can't be opened" in finding.message
 
 
-def test_the_loaders_cache(tree: Tree) -> None:
+def test_a_stale_missing_or_damaged_loader_cache_is_reported(tree: Tree) -> None:
     tree.driver()
     assert said(driver.loader_cache(tree.case))["ld-cache"][0] == "ok"
     tree.cache("libnvidia-ml.so.1")
@@ -144,7 +148,7 @@ def test_the_loaders_cache(tree: Tree) -> None:
     assert "doesn't exist" in message
 
 
-def test_a_library_that_is_named_by_its_soname_has_no_version(tree: Tree) -> None:
+def test_a_library_named_by_its_soname_has_no_known_version(tree: Tree) -> None:
     tree.driver()
     folder = tree.root / LIBRARIES
     (folder / "libnvidia-ml.so.1").unlink()
@@ -180,7 +184,7 @@ def test_slow_or_incomplete_nvml_answers_are_reported(
     assert {check: status for check, (status, _) in found.items()} == expected
 
 
-def test_a_library_that_is_not_nvml(tree: Tree) -> None:
+def test_an_nvml_library_that_is_not_elf_is_a_failure(tree: Tree) -> None:
     tree.driver()
     tree.write(f"{LIBRARIES}/libnvidia-ml.so.{VERSION}", b"not an ELF file")
     status, message = said(driver.nvml_answers(tree.case))["nvml"]

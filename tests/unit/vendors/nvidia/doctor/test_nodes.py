@@ -9,13 +9,13 @@ from fabricated import Tree, said
 from gpuhook.tools.vendors.nvidia.doctor import nodes
 
 
-def test_the_open_modules_version_is_read_too(tree: Tree) -> None:
+def test_the_version_of_the_open_kernel_module_is_read(tree: Tree) -> None:
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
     tree.write("/proc/driver/nvidia/version", text)
     assert nodes.module_version(tree.case) == "580.65.06"
 
 
-def test_the_driver_roots_own_proc_comes_first(tree: Tree) -> None:
+def test_proc_below_the_driver_root_takes_precedence(tree: Tree) -> None:
     tree.driver(module="1.2.3")
     tree.config.driver_root = "/run/nvidia/driver"
     tree.write("/run/nvidia/driver/proc/driver/nvidia/version", "NVRM version: X  550.54.15  Y")
@@ -30,7 +30,7 @@ def test_missing_nodes_are_named(tree: Tree) -> None:
         assert f"/dev/{name} is missing" in message
 
 
-def test_nodes_with_other_numbers_and_files_in_their_place(tree: Tree) -> None:
+def test_nodes_with_wrong_numbers_and_plain_files_are_named(tree: Tree) -> None:
     tree.driver(gpus=1)
     tree.link("/dev/nvidiactl", "/dev/null")
     tree.write("/dev/nvidia0")
@@ -39,7 +39,7 @@ def test_nodes_with_other_numbers_and_files_in_their_place(tree: Tree) -> None:
     assert "/dev/nvidia0 isn't a character device" in message
 
 
-def test_uvm_without_its_module(tree: Tree) -> None:
+def test_a_missing_uvm_module_is_named(tree: Tree) -> None:
     tree.driver(gpus=0)
     tree.write("/proc/devices", "Character devices:\n195 nvidia\n")
     message = said(nodes.device_nodes(tree.case))["device-nodes"][1]
@@ -51,7 +51,7 @@ def test_device_nodes_are_not_checked_without_a_driver_module(tree: Tree) -> Non
     assert said(nodes.dev_char_links(tree.case)) == {}
 
 
-def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
+def test_missing_dev_char_links_warn_under_systemd_with_cdi_specs(tree: Tree) -> None:
     tree.driver(gpus=1)
     tree.link("/dev/nvidia0", "/dev/null")
     assert said(nodes.dev_char_links(tree.case)) == {}
@@ -80,7 +80,7 @@ def test_links_in_dev_char_matter_under_systemd(tree: Tree) -> None:
         (["cgroupfs"], "crio", True),
     ],
 )
-def test_links_in_dev_char_matter_where_systemd_makes_cgroups(
+def test_dev_char_links_are_checked_only_with_systemd_cgroups(
     tree: Tree, drivers: list[str | None], program: str, matter: bool
 ) -> None:
     tree.driver(gpus=1)
@@ -95,7 +95,7 @@ def test_links_in_dev_char_matter_where_systemd_makes_cgroups(
     assert ("dev-char" in said(nodes.dev_char_links(case))) == matter
 
 
-def test_nodes_that_not_everyone_may_open(tree: Tree) -> None:
+def test_nodes_not_accessible_to_everyone_give_a_warning(tree: Tree) -> None:
     node = tree.write("/dev/nvidia0", mode=0o600)
     assert said(nodes._node_modes(tree.case, ["/dev/nvidia0"]))["device-modes"][0] == "warning"
     node.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IROTH | stat.S_IWOTH)

@@ -44,7 +44,7 @@ def test_missing_driver_files_are_reported_with_a_remedy(tree: Tree) -> None:
     assert f"exactly version {VERSION} (libcuda1 on Debian" in finding.remedy
 
 
-def test_libraries_that_no_list_has_are_named(tree: Tree) -> None:
+def test_unlisted_driver_libraries_are_named(tree: Tree) -> None:
     tree.driver()
     for name in ("libnvidia-sandboxutils.so", "libnvidia-of-2031.so"):
         tree.write(f"{LIBRARIES}/{name}.{VERSION}", tree._library(f"{name}.1"))
@@ -54,7 +54,7 @@ def test_libraries_that_no_list_has_are_named(tree: Tree) -> None:
     )
 
 
-def test_graphics_without_manifests(tree: Tree) -> None:
+def test_graphics_libraries_without_manifests_give_a_warning(tree: Tree) -> None:
     tree.driver()
     graphics(tree)
     finding = found(tree)
@@ -66,7 +66,9 @@ def test_graphics_without_manifests(tree: Tree) -> None:
     assert found(tree).status == "ok"
 
 
-def test_a_program_in_a_folder_of_path(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remedy_names_the_path_folder_with_the_missing_program(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree.driver()
     (tree.root / "usr/bin/nvidia-smi").unlink()
     tree.program("/srv/driver/bin/nvidia-smi")
@@ -82,7 +84,7 @@ def test_a_program_in_a_folder_of_path(tree: Tree, monkeypatch: pytest.MonkeyPat
     assert found(tree).status == "ok"
 
 
-def test_manifests_in_a_folder_of_xdg_data_dirs(
+def test_the_remedy_names_the_xdg_data_folder_with_the_manifests(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree.driver()
@@ -96,7 +98,9 @@ def test_manifests_in_a_folder_of_xdg_data_dirs(
     assert found(tree).status == "ok"
 
 
-def test_folders_of_others_are_not_proposed(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_writable_by_others_are_not_proposed(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree.driver()
     (tree.root / "usr/bin/nvidia-smi").unlink()
     tree.program("/home/user/bin/nvidia-smi")

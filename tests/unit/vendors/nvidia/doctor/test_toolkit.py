@@ -18,14 +18,14 @@ devices:
 
 
 @pytest.mark.parametrize("name", [f"libcuda.so.{VERSION}", "libnvidia-ml.so.1", "libx.so.470.1.2"])
-def test_cdi_specs_of_this_driver(tree: Tree, name: str) -> None:
+def test_cdi_specs_of_the_loaded_driver_give_no_finding(tree: Tree, name: str) -> None:
     tree.driver()
     tree.write("/etc/cdi/nvidia.json", SPEC.format(name=name))
     assert said(toolkit.cdi_versions(tree.case)) == {}
 
 
 @pytest.mark.parametrize("name", ["libcuda.so.470.1.2", "libnvidia-ml.so.470.1.2"])
-def test_cdi_specs_of_another_driver(tree: Tree, name: str) -> None:
+def test_cdi_specs_of_another_driver_version_give_a_warning(tree: Tree, name: str) -> None:
     tree.write("/etc/cdi/nvidia.json", SPEC.format(name=name))
     assert said(toolkit.cdi_versions(tree.case)) == {}  # no driver is loaded
     tree.driver()
@@ -35,7 +35,7 @@ def test_cdi_specs_of_another_driver(tree: Tree, name: str) -> None:
     )
 
 
-def test_nvidias_toolkit_beside_us(tree: Tree) -> None:
+def test_nvidias_toolkit_beside_gpuhook_gives_a_note(tree: Tree) -> None:
     assert said(toolkit.foreign_toolkit(tree.case))["foreign-toolkit"][0] == "ok"
     tree.program("/usr/bin/nvidia-ctk", "\x7fELF")
     status, message = said(toolkit.foreign_toolkit(tree.case))["foreign-toolkit"]
@@ -43,7 +43,7 @@ def test_nvidias_toolkit_beside_us(tree: Tree) -> None:
     assert "/usr/bin/nvidia-ctk" in message
 
 
-def test_nvidias_names_that_lead_to_us(tree: Tree) -> None:
+def test_nvidia_program_names_linked_to_gpuhook_are_ok(tree: Tree) -> None:
     gpu_py = tree.program(f"{BIN}/gpu-py")
     tree.link("/usr/bin/nvidia-container-runtime", str(gpu_py))
     (tree.root / "usr/bin/nvidia-container-runtime").chmod(0o755)
@@ -56,7 +56,9 @@ def _status(tree: Tree) -> str:
 
 @pytest.mark.parametrize("name", [*LINKS])
 @pytest.mark.parametrize("folder", ["/usr/bin", "/usr/local/nvidia/toolkit"])
-def test_a_toolkit_that_our_links_hide(tree: Tree, name: str, folder: str) -> None:
+def test_a_toolkit_hidden_by_gpuhooks_links_gives_a_warning(
+    tree: Tree, name: str, folder: str
+) -> None:
     tree.program(f"{folder}/{name}", "#!/bin/sh\n")
     assert _status(tree) != "warning"
     tree.program(f"/usr/local/bin/{name}", "#!/bin/sh\nexec gpuhook-prestart\n")
@@ -68,7 +70,7 @@ def test_a_toolkit_that_our_links_hide(tree: Tree, name: str, folder: str) -> No
     assert _status(tree) != "warning"
 
 
-def test_a_toolkit_that_is_found_first_hides_ours(tree: Tree) -> None:
+def test_a_toolkit_found_before_gpuhooks_links_gives_no_warning(tree: Tree) -> None:
     tree.program("/usr/local/bin/nvidia-ctk", "#!/bin/sh\n")
     tree.program("/usr/bin/nvidia-ctk", "#!/bin/sh\nexec gpuhook-ctk\n")
     assert _status(tree) != "warning"

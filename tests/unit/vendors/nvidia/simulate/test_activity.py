@@ -84,7 +84,9 @@ def write(root: Path, *lines: str) -> None:
     os.replace(new, root / "simulate/activity")
 
 
-def test_processes_come_and_go_while_a_program_runs(root: Path, program: Program) -> None:
+def test_started_and_ended_processes_are_seen_by_a_running_program(
+    root: Path, program: Program
+) -> None:
     assert [program.ask(f"running({kind!r}, gpu(0))") for kind in LISTS] == [[], [], []]
     run_process(str(root), Process(device="0", pid=11, memory=GIB, sm=30))
     run_process(str(root), Process(device="0", pid=12, memory=2 * GIB, kind="graphics"))
@@ -119,7 +121,7 @@ def test_memory_follows_the_processes(root: Path, program: Program) -> None:
     assert program.ask("n.nvmlDeviceGetMemoryInfo(gpu(0)).free") == 0
 
 
-def test_processes_of_mig_devices(
+def test_processes_of_mig_devices_are_listed_with_their_instance(
     root: Path, machine: tuple[Path, SimulatedMachine], program: Program
 ) -> None:
     big, small = machine[1].gpus[2].migs
@@ -167,7 +169,7 @@ def test_process_lists_need_a_large_enough_buffer_as_in_nvml(root: Path, program
     assert program.ask("n.nvmlLib.nvmlDeviceGetComputeRunningProcesses_v3(gpu(0), None, None)") == 2
 
 
-def test_utilisation(root: Path, program: Program) -> None:
+def test_utilisation_is_summed_over_processes(root: Path, program: Program) -> None:
     assert program.ask("samples(gpu(0), 0)") == "error 6"
     for pid, sm in ((11, 30), (12, 90), (13, 0)):
         process = Process(device="0", pid=pid, sm=sm, memory_use=10, encoder=5 * (pid == 11))
@@ -210,7 +212,7 @@ def test_power_and_energy_follow_the_load(root: Path, program: Program) -> None:
     assert program.ask("n.nvmlDeviceGetPowerUsage(gpu(1))") == 70_000
 
 
-def test_every_program_computes_the_same(root: Path, program: Program) -> None:
+def test_all_programs_compute_the_same_energy(root: Path, program: Program) -> None:
     run_process(str(root), Process(device="0", pid=12, sm=100))
     with Program(root) as other:
         first = program.ask("n.nvmlDeviceGetTotalEnergyConsumption(gpu(0))")
@@ -219,7 +221,7 @@ def test_every_program_computes_the_same(root: Path, program: Program) -> None:
     assert first <= second <= third
 
 
-def test_temperatures_move_with_time(root: Path, program: Program) -> None:
+def test_temperatures_rise_with_load_over_time(root: Path, program: Program) -> None:
     temperature = "n.nvmlDeviceGetTemperature(gpu({}), 0)"
     assert program.ask(temperature.format(0)) == 34
     began = time.time()
@@ -257,7 +259,7 @@ def test_accounting_survives_the_end_of_a_process(root: Path, program: Program) 
     assert program.ask("stats(gpu(0), 11)[2]") == 9  # of two lives the latest
 
 
-def test_accounting_is_switched_by_root(root: Path, program: Program) -> None:
+def test_only_root_can_switch_accounting(root: Path, program: Program) -> None:
     switch = "attempt(n.nvmlDeviceSetAccountingMode, gpu(0), {})"
     assert program.ask(switch.format(2)) == "error 2"
     if os.geteuid() != 0:
@@ -275,7 +277,7 @@ def test_accounting_is_switched_by_root(root: Path, program: Program) -> None:
     assert program.ask(switch.format(1)) == "error 4"
 
 
-def test_more_processes_than_are_remembered(root: Path, program: Program) -> None:
+def test_accounting_forgets_the_oldest_ended_processes(root: Path, program: Program) -> None:
     """The first that ended are forgotten; those that run are not."""
     lines = ["1 0 accounting on", "2 0 process 1 compute 1 0 0 0 0"]
     for pid in range(2, 4500):
@@ -300,7 +302,7 @@ GARBAGE = [
 ]  # fmt: skip
 
 
-def test_garbage_is_skipped(root: Path, program: Program) -> None:
+def test_malformed_activity_lines_are_ignored(root: Path, program: Program) -> None:
     write(root, *GARBAGE)
     assert program.ask("running('Compute', gpu(0))") == []
     assert program.ask("n.nvmlDeviceGetAccountingMode(gpu(0))") == 0
@@ -310,7 +312,7 @@ def test_garbage_is_skipped(root: Path, program: Program) -> None:
     assert [found[0] for found in program.ask("running('Compute', gpu(0))")] == [11]
 
 
-def test_rows_are_remapped_by_xids(root: Path, program: Program) -> None:
+def test_xids_remap_memory_rows(root: Path, program: Program) -> None:
     rows = "n.nvmlDeviceGetRemappedRows(gpu({}))"
     assert program.ask(rows.format(0)) == [0, 0, 0, 0]
     for xid in (63, 63, 64, 79):
@@ -320,7 +322,7 @@ def test_rows_are_remapped_by_xids(root: Path, program: Program) -> None:
     assert program.ask(rows.format(1)) == [0, 0, 0, 0]
 
 
-def test_fields(root: Path, program: Program) -> None:
+def test_field_values_are_returned_or_unsupported(root: Path, program: Program) -> None:
     assert program.ask("[field(gpu(0), number) for number in (94, 4, 190, 9999)]") == [
         0, 0, 700_000, "error 3",
     ]  # fmt: skip
@@ -329,7 +331,7 @@ def test_fields(root: Path, program: Program) -> None:
     assert program.ask("field(gpu(0), 94)") == "error 15"
 
 
-def test_a_model_without_these_things(make_root: MakeRoot) -> None:
+def test_a_model_without_row_remapping_reports_unsupported(make_root: MakeRoot) -> None:
     with Program(make_root(models=("T4",))[0]) as program:
         program.ask(_HELPERS)
         assert program.ask("n.nvmlDeviceGetRemappedRows(gpu(0))") == "error 3"
@@ -348,12 +350,12 @@ def test_a_model_without_these_things(make_root: MakeRoot) -> None:
         ),
     ],
 )
-def test_parse_process(word: str, process: Process) -> None:
+def test_process_descriptions_are_parsed(word: str, process: Process) -> None:
     assert parse_process(word) == process
 
 
 @pytest.mark.parametrize("word", ["", "0,1", "0,x,1", "0,1,1T", "0,1,1,1,1,1,1,1", "0,1,1,-1"])
-def test_parse_process_refuses(word: str) -> None:
+def test_malformed_process_descriptions_are_refused(word: str) -> None:
     with pytest.raises(SimulateError, match="doesn't describe a process"):
         parse_process(word)
 
@@ -368,14 +370,14 @@ def test_parse_process_refuses(word: str) -> None:
         (Process(device="0", pid=1, memory=1 << 40), "can't have 1099511627776 bytes"),
     ],
 )
-def test_processes_that_make_no_sense(root: Path, process: Process, words: str) -> None:
+def test_invalid_processes_are_refused(root: Path, process: Process, words: str) -> None:
     before = (root / "simulate/activity").read_text()
     with pytest.raises(SimulateError, match=words):
         run_process(str(root), process)
     assert (root / "simulate/activity").read_text() == before
 
 
-def test_no_such_process_runs(root: Path) -> None:
+def test_ending_an_unknown_process_is_refused(root: Path) -> None:
     run_process(str(root), Process(device="0", pid=11))
     end_process(str(root), 11)
     with pytest.raises(SimulateError, match="No process 11 runs"):

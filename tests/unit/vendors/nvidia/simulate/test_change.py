@@ -69,7 +69,7 @@ def test_a_running_program_loses_a_gpu_and_finds_it_again(root: Path, program: P
     assert program.ask("n.nvmlDeviceGetName(second)") == "NVIDIA H200"
 
 
-def test_lost_gpus_may_be_written_by_hand(make_root: MakeRoot) -> None:
+def test_hand_written_lost_gpus_are_lost_by_uuid_or_number(make_root: MakeRoot) -> None:
     root, machine = make_root(gpus=3, unplugged=frozenset({0}))
     with Program(root) as program:
         (root / "simulate/lost").write_text(f"{machine.gpus[0].uuid}\n")
@@ -80,7 +80,7 @@ def test_lost_gpus_may_be_written_by_hand(make_root: MakeRoot) -> None:
         assert program.ask("gpu(1)") == "error 15"  # the numbers are those of the machine
 
 
-def test_changes_arrive_in_the_library_for_containers(root: Path) -> None:
+def test_lost_gpus_are_compiled_into_the_library_for_containers(root: Path) -> None:
     change(str(root), lost=frozenset({2}))
     (root / "simulate/lost").unlink()  # what was compiled in counts then, as in a container
     with Program(root) as program:
@@ -106,7 +106,7 @@ def test_a_running_program_sees_another_mig_layout(root: Path, program: Program)
     assert program.ask("n.nvmlDeviceGetMigMode(gpu(2))[0]") == 0
 
 
-def test_waiting_for_events_goes_on_over_a_mig_change(root: Path, program: Program) -> None:
+def test_waiting_for_events_continues_across_a_mig_change(root: Path, program: Program) -> None:
     program.ask("events = n.nvmlEventSetCreate()")
     program.ask("n.nvmlDeviceRegisterEvents(gpu(1), 8, events)")
     program.begin("wait(events, 60000)")
@@ -125,7 +125,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("line", GARBAGE)
-def test_lines_about_mig_that_make_no_sense(root: Path, program: Program, line: str) -> None:
+def test_malformed_mig_lines_are_ignored(root: Path, program: Program, line: str) -> None:
     uuid = "MIG-12345678-1234-1234-1234-123456789abc"
     (root / "simulate/mig").write_text(line.format(uuid=uuid) + "\n")
     assert program.ask(MIGS.format(1)) == []

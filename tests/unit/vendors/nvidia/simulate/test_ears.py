@@ -77,7 +77,7 @@ def lose(root: str) -> None:
     change(root, lost=frozenset({1}))
 
 
-def test_no_error_of_others_is_missed_while_a_gpu_gets_lost(made: Made, program: Program) -> None:
+def test_no_xid_of_other_gpus_is_missed_while_one_gpu_is_lost(made: Made, program: Program) -> None:
     root, uuids = made
     program.ask(f"ears.register({uuids!r})")
     lose(root)
@@ -120,7 +120,7 @@ def without_events(made: Made) -> None:
 
 
 @pytest.mark.usefixtures("without_events")
-def test_a_driver_without_events_says_so_and_no_more(made: Made, program: Program) -> None:
+def test_a_driver_without_events_is_reported_once(made: Made, program: Program) -> None:
     uuids = made[1]
     program.ask(f"ears.register({uuids!r})")
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_a_listener_without_supported_events_shuts_nvml_down(made: Made, program
     assert program.ask("n.nvmlDeviceGetCount()") == "error 1"  # it isn't initialized any more
 
 
-def test_sets_that_fail_are_tried_again(made: Made, program: Program) -> None:
+def test_a_failed_event_set_is_retried(made: Made, program: Program) -> None:
     root, uuids = made
     program.ask("create, n.nvmlEventSetCreate = n.nvmlEventSetCreate, lambda: fail()")
     program.ask("def fail(): raise n.NVMLError(n.NVML_ERROR_UNKNOWN)")
@@ -153,7 +153,7 @@ def test_sets_that_fail_are_tried_again(made: Made, program: Program) -> None:
     assert errors(program.ask("said")) == [(48, uuids[2])]
 
 
-def test_waits_that_are_not_supported(made: Made, program: Program) -> None:
+def test_unsupported_event_waits_are_reported_once(made: Made, program: Program) -> None:
     program.ask("n.nvmlEventSetWait_v2 = lambda *_: fail()")
     program.ask("def fail(): raise n.NVMLError(n.NVML_ERROR_NOT_SUPPORTED)")
     program.ask(f"ears.register({made[1]!r})")

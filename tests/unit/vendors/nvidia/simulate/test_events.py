@@ -47,7 +47,7 @@ def wait_until_it_sleeps(program: Program) -> None:
         time.sleep(0.01)
 
 
-def test_an_event_comes_while_a_program_waits(root: Path, program: Program) -> None:
+def test_an_event_wakes_a_waiting_program(root: Path, program: Program) -> None:
     first = uuid(program, 0)
     program.begin(f"wait(events, {PATIENCE})")
     wait_until_it_sleeps(program)
@@ -67,14 +67,14 @@ def test_every_set_gets_every_event_since_its_registration(root: Path, program: 
     assert program.ask("wait(events, 0)") == "error 10"
 
 
-def test_gpus_are_registered_one_by_one(root: Path, program: Program) -> None:
+def test_events_before_a_gpus_registration_are_not_delivered(root: Path, program: Program) -> None:
     report_xid(str(root), 13, "1")
     program.ask(REGISTER.format(1))
     report_xid(str(root), 62, "1")
     assert program.ask("wait(events, 0)")[2] == 62
 
 
-def test_an_event_of_a_mig_device(root: Path, program: Program) -> None:
+def test_an_event_of_a_mig_device_names_its_instance(root: Path, program: Program) -> None:
     mig = program.ask("n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(gpu(2), 1))")
     third = uuid(program, 2)
     report_xid(str(root), 94, mig)
@@ -83,7 +83,7 @@ def test_an_event_of_a_mig_device(root: Path, program: Program) -> None:
     assert program.ask("wait(events, 0)") == [third, XID, 95, WHOLE, WHOLE]
 
 
-def test_waiting_costs_no_processor_time_and_ends(program: Program) -> None:
+def test_waiting_uses_no_processor_time_and_times_out(program: Program) -> None:
     before = program.processor_ticks()
     started = time.monotonic()
     assert program.ask("wait(events, 700)") == "error 10"
@@ -91,7 +91,7 @@ def test_waiting_costs_no_processor_time_and_ends(program: Program) -> None:
     assert program.processor_ticks() - before <= 0.2 * os.sysconf("SC_CLK_TCK")
 
 
-def test_changes_that_are_no_events_end_no_wait(root: Path, program: Program) -> None:
+def test_changes_that_are_not_events_do_not_end_a_wait(root: Path, program: Program) -> None:
     started = time.monotonic()
     program.begin("wait(events, 1000)")
     wait_until_it_sleeps(program)
@@ -101,7 +101,7 @@ def test_changes_that_are_no_events_end_no_wait(root: Path, program: Program) ->
     assert time.monotonic() - started >= 1
 
 
-def test_a_lost_gpu_ends_the_wait_after_what_happened_before(root: Path, program: Program) -> None:
+def test_a_lost_gpu_ends_the_wait_after_earlier_events(root: Path, program: Program) -> None:
     program.begin(f"[wait(events, {PATIENCE}), wait(events, {PATIENCE})]")
     wait_until_it_sleeps(program)
     report_xid(str(root), 79, "0")
@@ -112,7 +112,7 @@ def test_a_lost_gpu_ends_the_wait_after_what_happened_before(root: Path, program
     assert program.ask("wait(events, 0)") == "error 10"
 
 
-def test_another_file_is_read_from_its_beginning(root: Path, program: Program) -> None:
+def test_a_replaced_event_file_is_read_from_its_beginning(root: Path, program: Program) -> None:
     events = root / "simulate/events"
     report_xid(str(root), 1, "0")
     assert program.ask("wait(events, 0)")[2] == 1
@@ -126,7 +126,7 @@ def test_another_file_is_read_from_its_beginning(root: Path, program: Program) -
     assert program.ask("wait(events, 0)")[2] == 4
 
 
-def test_waiting_goes_on_when_the_machine_is_built_again(root: Path, program: Program) -> None:
+def test_waiting_continues_when_the_machine_is_rebuilt(root: Path, program: Program) -> None:
     program.begin(f"wait(events, {PATIENCE})")
     wait_until_it_sleeps(program)
     old = root.with_name("old")
@@ -139,7 +139,7 @@ def test_waiting_goes_on_when_the_machine_is_built_again(root: Path, program: Pr
     assert program.answer()[2] == 119
 
 
-def test_a_line_counts_when_it_is_whole(root: Path, program: Program) -> None:
+def test_an_incomplete_event_line_is_not_read(root: Path, program: Program) -> None:
     with (root / "simulate/events").open("a", buffering=1) as file:
         file.write("0 7")
         file.flush()
@@ -155,7 +155,7 @@ GARBAGE = [
 ]  # fmt: skip
 
 
-def test_garbage_is_skipped(root: Path, program: Program) -> None:
+def test_malformed_event_lines_are_ignored(root: Path, program: Program) -> None:
     with (root / "simulate/events").open("a") as file:
         file.writelines(f"{line}\n" for line in GARBAGE)
     assert program.ask("wait(events, 0)") == "error 10"
@@ -163,7 +163,7 @@ def test_garbage_is_skipped(root: Path, program: Program) -> None:
     assert program.ask("wait(events, 0)")[2] == 109
 
 
-def test_wrong_arguments(program: Program) -> None:
+def test_invalid_event_arguments_are_refused(program: Program) -> None:
     assert program.ask("n.nvmlDeviceGetSupportedEventTypes(gpu(0))") == 1 | 2 | 8
     register = "attempt(n.nvmlDeviceRegisterEvents, gpu(0), {}, {})"
     assert program.ask(register.format(0, "events")) == "error 2"
@@ -179,7 +179,7 @@ def test_wrong_arguments(program: Program) -> None:
     assert program.ask("wait(events, 0)") == "error 2"
 
 
-def test_the_first_version_ends_before_the_instances(root: Path, program: Program) -> None:
+def test_the_v1_event_structure_has_no_instance_fields(root: Path, program: Program) -> None:
     report_xid(str(root), 79, "0")
     program.ask("buffer = ctypes.create_string_buffer(b'\\xaa' * 32, 32)")
     assert program.ask("n.nvmlLib.nvmlEventSetWait(events, buffer, 0)") == 0
@@ -202,18 +202,20 @@ def test_a_gpu_without_ecc_supports_only_xid_events(make_root: MakeRoot) -> None
         (1 << 32, "0", "is not the number of an XID"),
     ],
 )
-def test_xids_that_make_no_sense(root: Path, xid: int, device: str, words: str) -> None:
+def test_invalid_xids_and_unknown_devices_are_refused(
+    root: Path, xid: int, device: str, words: str
+) -> None:
     with pytest.raises(SimulateError, match=words):
         report_xid(str(root), xid, device)
     assert (root / "simulate/events").read_text() == ""
 
 
-def test_no_simulated_machine(tmp_path: Path) -> None:
+def test_reporting_an_xid_without_a_simulated_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SimulateError, match="has no simulated NVIDIA machine"):
         report_xid(str(tmp_path), 79, "0")
 
 
-def test_a_file_that_can_not_be_written(root: Path) -> None:
+def test_an_unwritable_event_file_is_an_error(root: Path) -> None:
     (root / "simulate/events").unlink()
     (root / "simulate/events").mkdir()
     with pytest.raises(SimulateError, match="can't be changed"):

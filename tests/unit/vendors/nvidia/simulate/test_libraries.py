@@ -58,7 +58,7 @@ def indices(answer: dict[str, Any], machine: SimulatedMachine) -> list[int]:
     return [slots[gpu["uuid"]] for gpu in answer["gpus"]]
 
 
-def test_everything_is_seen(make_root: MakeRoot) -> None:
+def test_all_gpu_properties_are_reported_through_nvml(make_root: MakeRoot) -> None:
     root, machine = make_root(gpus=4, minors=(3, 1, 0, 2), models=("H200", "T4", "V100", "RTX4090"))
     answer = ask(root)
     assert answer["init"] is None
@@ -139,7 +139,7 @@ def test_a_node_that_may_not_be_opened_is_not_reachable(make_root: MakeRoot) -> 
     assert (done.stdout, done.stderr) == ("999 999\n", "")
 
 
-def test_no_gpu_and_no_driver(make_root: MakeRoot) -> None:
+def test_missing_gpus_and_missing_driver_give_nvidias_errors(make_root: MakeRoot) -> None:
     root, _ = make_root()
     (root / "dev/nvidia0").unlink()
     assert ask(root)["gpus"] == []
@@ -175,7 +175,9 @@ def test_cuda_needs_uvm_and_nvml_does_not(make_root: MakeRoot) -> None:
         (Failure.VERSION_MISMATCH, "error 18", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", 18),
     ],
 )
-def test_failures(make_root: MakeRoot, failure: Failure, nvml: str, cuda: str, status: int) -> None:
+def test_driver_failures_give_nvidias_error_codes(
+    make_root: MakeRoot, failure: Failure, nvml: str, cuda: str, status: int
+) -> None:
     root, _ = make_root(gpus=2, failure=failure)
     assert ask(root)["init"] == nvml
     assert run_program(root, "gpuhook-cuda-probe").stderr.endswith(f"{cuda}\n")
@@ -188,7 +190,7 @@ def test_failures(make_root: MakeRoot, failure: Failure, nvml: str, cuda: str, s
         )
 
 
-def test_lost_gpu(make_root: MakeRoot) -> None:
+def test_a_lost_gpu_gives_an_error_and_other_gpus_stay(make_root: MakeRoot) -> None:
     root, machine = make_root(gpus=3, lost=frozenset({1}))
     answer = ask(root)
     assert answer["gpus"][1] == "error 15"
@@ -210,7 +212,7 @@ def test_init_takes_the_time_asked_for(make_root: MakeRoot) -> None:
 MIG = {0: ("3g.71gb", "1g.18gb+me"), 2: ()}
 
 
-def test_mig_devices(make_root: MakeRoot) -> None:
+def test_mig_devices_are_reported_through_nvml(make_root: MakeRoot) -> None:
     root, machine = make_root(gpus=3, mig=MIG)
     split, whole, empty = ask(root)["gpus"]
     assert (split["mig_mode"], whole["mig_mode"], empty["mig_mode"]) == ([1, 1], [0, 0], [1, 1])
@@ -236,7 +238,7 @@ def test_only_reachable_mig_devices_are_seen(make_root: MakeRoot) -> None:
     assert smi[1] == f"  MIG 1g.18gb+me  Device  0: (UUID: {second.uuid})"
 
 
-def test_mig_devices_guarded_by_proc_files(make_root: MakeRoot) -> None:
+def test_mig_devices_are_reachable_through_proc_access_files(make_root: MakeRoot) -> None:
     root, machine = make_root(mig={0: ("1g.18gb",)})
     shutil.rmtree(root / "dev/nvidia-caps")
     assert ask(root)["gpus"][0]["migs"] == []
@@ -270,7 +272,9 @@ def test_cuda_sees_one_mig_device_and_no_gpu_beside_it(make_root: MakeRoot) -> N
     [("1", [1]), ("2,0", [2, 0]), ("0,7,1", [0]), ("", []), ("-1", []), ("GPU-x", []),
      ("{uuid:.12}", [2])],
 )  # fmt: skip
-def test_cuda_visible_devices(make_root: MakeRoot, value: str, seen: list[int]) -> None:
+def test_cuda_visible_devices_selects_and_orders_gpus(
+    make_root: MakeRoot, value: str, seen: list[int]
+) -> None:
     root, machine = make_root(gpus=3)
     asked = value.format(uuid=machine.gpus[2].uuid)
     probe = run_program(root, "gpuhook-cuda-probe", CUDA_VISIBLE_DEVICES=asked)
@@ -279,7 +283,7 @@ def test_cuda_visible_devices(make_root: MakeRoot, value: str, seen: list[int]) 
     assert (probe.returncode == 0) == bool(seen)
 
 
-def test_other_programs_of_cuda(make_root: MakeRoot) -> None:
+def test_other_cuda_functions_give_the_expected_values(make_root: MakeRoot) -> None:
     root, machine = make_root(gpus=2, models=("A100",))
     script = (
         "import ctypes as c\n"
@@ -308,7 +312,7 @@ def test_other_programs_of_cuda(make_root: MakeRoot) -> None:
     ]  # fmt: skip
 
 
-def test_library_is_not_found(make_root: MakeRoot) -> None:
+def test_a_missing_library_is_reported_by_both_programs(make_root: MakeRoot) -> None:
     root, _ = make_root()
     shutil.rmtree(f"{root}{LIBRARY_DIR}")
     smi = run_program(root, "nvidia-smi", "-L")
@@ -319,7 +323,7 @@ def test_library_is_not_found(make_root: MakeRoot) -> None:
     assert "libcuda.so.1" in probe.stderr
 
 
-def test_outside_of_a_root_devices_are_at_their_usual_place(make_root: MakeRoot) -> None:
+def test_a_library_outside_a_simulated_root_uses_the_systems_devices(make_root: MakeRoot) -> None:
     # A library that lies elsewhere, as in a container, must not look into the driver root.
     root, _ = make_root()
     (root / MARKER).unlink()
@@ -358,7 +362,7 @@ def test_nvidia_smi_prints_a_table_and_versions(make_root: MakeRoot) -> None:
         ("615.10.01", []),
     ],
 )
-def test_every_name_of_pynvml_is_there(
+def test_every_function_used_by_pynvml_exists(
     make_root: MakeRoot, version: str, lacking: list[str]
 ) -> None:
     import ctypes  # noqa: PLC0415 - for this test alone
@@ -376,7 +380,7 @@ def test_every_name_of_pynvml_is_there(
     assert library.nvmlDeviceValidateInforom(None) == 1  # uninitialized
 
 
-def test_no_function_falls_over_missing_arguments(make_root: MakeRoot) -> None:
+def test_no_function_crashes_on_null_arguments(make_root: MakeRoot) -> None:
     root, machine = make_root(mig={0: ("1g.18gb",)})
     script = (
         "import ctypes as c, sys\n"

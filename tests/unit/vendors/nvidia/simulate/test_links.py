@@ -28,7 +28,7 @@ def linked(program: Program, gpus: int) -> set[tuple[int, int]]:
     return {(a, b) for a, b in pairs if program.ask(STATUS.format(a, b, 2)) == OK}
 
 
-def test_without_nvlink(make_root: MakeRoot) -> None:
+def test_gpus_without_nvlink_have_only_pci_express_links(make_root: MakeRoot) -> None:
     with Program(make_root(gpus=8)[0]) as program:
         assert program.ask(STATE.format(0, 0)) == "error 3"
         assert linked(program, 8) == set()
@@ -41,7 +41,7 @@ def test_without_nvlink(make_root: MakeRoot) -> None:
         assert near == [1] * 4 + [2] * 4
 
 
-def test_pairs(make_root: MakeRoot) -> None:
+def test_nvlink_pairs_link_two_gpus_each(make_root: MakeRoot) -> None:
     root, machine = make_root(gpus=5, nvlink="pairs", models=("A100",))
     with Program(root) as program:
         assert linked(program, 5) == {(0, 1), (2, 3)}
@@ -58,7 +58,7 @@ def test_pairs(make_root: MakeRoot) -> None:
         assert program.ask(STATUS.format(2, 3, 2)) == OK
 
 
-def test_switches(make_root: MakeRoot) -> None:
+def test_nvlink_switches_link_all_gpus(make_root: MakeRoot) -> None:
     root, machine = make_root(gpus=8, nvlink="all", models=("H100",))
     with Program(root) as program:
         assert len(linked(program, 8)) == 28
@@ -73,7 +73,7 @@ def test_switches(make_root: MakeRoot) -> None:
         assert program.ask("n.nvmlDeviceGetFieldValues(gpu(0), [91])[0].value.uiVal") == 18
 
 
-def test_mig_ends_peer_access(make_root: MakeRoot) -> None:
+def test_mig_mode_disables_peer_access(make_root: MakeRoot) -> None:
     with Program(make_root(gpus=3, nvlink="all", mig={0: ("1g.18gb",)})[0]) as program:
         assert linked(program, 3) == {(1, 2)}
         assert program.ask(STATUS.format(0, 1, 0)) == UNSUPPORTED
@@ -81,7 +81,7 @@ def test_mig_ends_peer_access(make_root: MakeRoot) -> None:
         assert program.ask(f"n.nvmlDeviceGetNvLinkState({mig}, 0)") == "error 3"
 
 
-def test_wrong_arguments(make_root: MakeRoot) -> None:
+def test_invalid_link_arguments_are_refused(make_root: MakeRoot) -> None:
     with Program(make_root(gpus=2, nvlink="all")[0]) as program:
         assert program.ask(STATUS.format(0, 0, 0)) == "error 2"
         assert program.ask(STATUS.format(0, 1, 5)) == "error 2"
@@ -108,7 +108,7 @@ def test_invalid_nvlink_settings_are_refused(fields: dict[str, Any], words: str)
         _check(Options(root="/x", **fields))
 
 
-def test_numa_nodes_stay_when_a_gpu_is_unplugged() -> None:
+def test_numa_nodes_are_unchanged_when_a_gpu_is_unplugged() -> None:
     gpus = make_machine(Options(root="/x", gpus=8, unplugged=frozenset({2}))).gpus
     assert [gpu.numa_node for gpu in gpus] == [0] * 3 + [1] * 4
     assert {gpu.numa_node for gpu in make_machine(Options(root="/x", gpus=64)).gpus} == {0, 1}

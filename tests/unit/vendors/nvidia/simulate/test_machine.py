@@ -14,7 +14,7 @@ from gpuhook_simulate.vendors.nvidia.options import FEATURES, Failure, Options
 from gpuhook_simulate.vendors.nvidia.tables import generated_header, generated_source
 
 
-def test_gpus_are_told_apart() -> None:
+def test_gpus_have_distinct_uuids_serials_and_bus_ids() -> None:
     gpus = make_machine(Options(root="/x", gpus=64)).gpus
     assert len({gpu.uuid for gpu in gpus}) == 64
     assert len({gpu.serial for gpu in gpus}) == 64
@@ -33,7 +33,7 @@ def test_identity_survives_rebuilding_and_unplugging() -> None:
     assert not {gpu.uuid for gpu in other} & {gpu.uuid for gpu in before}
 
 
-def test_minors_and_models() -> None:
+def test_given_minors_and_models_are_used() -> None:
     gpus = make_machine(Options(root="/x", gpus=2, minors=(5, 2), models=("T4", "L4"))).gpus
     assert [(gpu.minor, gpu.model.name) for gpu in gpus] == [(5, "Tesla T4"), (2, "NVIDIA L4")]
 
@@ -42,14 +42,14 @@ def test_minors_and_models() -> None:
     ("version", "module"),
     [("535.309.01", "535.309.00"), ("580.65.06", "580.65.05"), ("570.00", "570.01")],
 )
-def test_version_mismatch(version: str, module: str) -> None:
+def test_a_version_mismatch_changes_the_module_version_only(version: str, module: str) -> None:
     options = Options(root="/x", driver_version=version, failure=Failure.VERSION_MISMATCH)
     machine = make_machine(options)
     assert (machine.driver_version, machine.module_version) == (version, module)
     assert module in version_text(machine)
 
 
-def test_module_version_forms() -> None:
+def test_module_version_text_names_the_open_module_where_used() -> None:
     closed = version_text(make_machine(Options(root="/x", driver_version="535.309.01")))
     assert "NVIDIA UNIX x86_64 Kernel Module  535.309.01  " in closed.replace("aarch64", "x86_64")
     opened = version_text(make_machine(Options(root="/x", driver_version="580.65.06")))
@@ -73,7 +73,9 @@ PLACEMENTS = [
 
 
 @pytest.mark.parametrize(("names", "places"), PLACEMENTS)
-def test_place(names: str, places: list[tuple[int, int]]) -> None:
+def test_mig_profiles_are_placed_as_by_the_driver(
+    names: str, places: list[tuple[int, int]]
+) -> None:
     model = find_model("H200")
     assert place([model.profile(name) for name in names.strip(",").split(",")], 0) == places
 
@@ -82,7 +84,7 @@ def test_place(names: str, places: list[tuple[int, int]]) -> None:
     "names",
     ["7g.141gb,1g.18gb", "4g.71gb,4g.71gb", "3g.71gb,3g.71gb,1g.18gb", "1g.18gb+me,1g.18gb+me"],
 )
-def test_place_refuses(names: str) -> None:
+def test_mig_profiles_that_do_not_fit_are_refused(names: str) -> None:
     model = find_model("H200")
     with pytest.raises(SimulateError, match="don't fit on GPU 5"):
         place([model.profile(name) for name in names.split(",")], 5)
@@ -103,7 +105,7 @@ def test_placements_never_overlap(profiles: list[MigProfile]) -> None:
     assert len({instance for instance, _ in placed}) == len(placed)
 
 
-def test_mig_devices() -> None:
+def test_mig_devices_get_instance_and_capability_numbers() -> None:
     options = Options(root="/x", gpus=2, minors=(1, 0), mig={1: ("1g.18gb", "2g.35gb"), 0: ()})
     empty, split = make_machine(options).gpus
     assert (empty.mig_enabled, empty.migs) == (True, ())
@@ -116,7 +118,7 @@ def test_mig_needs_a_model_with_mig() -> None:
         make_machine(Options(root="/x", models=("T4",), mig={0: ()}))
 
 
-def test_cap_minors_are_those_of_the_driver() -> None:
+def test_capability_minors_match_the_driver() -> None:
     lines = mig_minors_text().splitlines()
     assert lines[:4] == ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4"]
     assert "gpu0/gi7/access 66" in lines
@@ -131,7 +133,7 @@ def test_features_have_nodes() -> None:
     assert {driver for nodes in FEATURE_NODES.values() for _, driver, _ in nodes} <= set(DRIVERS)
 
 
-def test_generated_text_for_no_gpus_and_for_all_models() -> None:
+def test_generated_source_lists_each_gpu_and_model() -> None:
     assert "SIM_GPU_COUNT 0\n" in generated_header(
         make_machine(Options(root="/x", gpus=0)), None, "/l"
     )

@@ -59,12 +59,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("fields", GOOD)
-def test_good_options(fields: dict[str, Any]) -> None:
+def test_valid_options_are_accepted(fields: dict[str, Any]) -> None:
     Options(root="/x", **fields).check()
 
 
 @pytest.mark.parametrize(("fields", "words"), BAD)
-def test_bad_options(fields: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(SimulateError, match=words):
         Options(root="/x", **fields).check()
 
@@ -77,12 +77,12 @@ def test_bad_options(fields: dict[str, Any], words: str) -> None:
         (("2:", "0: 7g.141gb "), {2: (), 0: ("7g.141gb",)}),
     ],
 )
-def test_parse_mig(words: tuple[str, ...], mig: dict[int, tuple[str, ...]]) -> None:
+def test_mig_options_are_parsed(words: tuple[str, ...], mig: dict[int, tuple[str, ...]]) -> None:
     assert parse_mig(words) == mig
 
 
 @pytest.mark.parametrize("words", [("3g.71gb",), ("x:1g.18gb",), ("-1:",), ("0:", "0:1g.18gb")])
-def test_parse_mig_refuses(words: tuple[str, ...]) -> None:
+def test_malformed_mig_options_are_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(SimulateError, match="doesn't describe a GPU's MIG devices"):
         parse_mig(words)
 
@@ -95,17 +95,17 @@ def test_parse_mig_refuses(words: tuple[str, ...]) -> None:
         ("version-mismatch", Failure.VERSION_MISMATCH),
     ],
 )
-def test_parse_failure(word: str, failure: Failure | None) -> None:
+def test_failure_options_are_parsed(word: str, failure: Failure | None) -> None:
     assert parse_failure(word) == failure
 
 
 @pytest.mark.parametrize("word", ["lost", "not-loaded:1", "gpu-lost:1"])
-def test_parse_failure_refuses(word: str) -> None:
+def test_unknown_failures_are_refused(word: str) -> None:
     with pytest.raises(SimulateError, match="is not a failure"):
         parse_failure(word)
 
 
-def test_parse_numbers() -> None:
+def test_number_lists_are_parsed_and_other_text_refused() -> None:
     assert parse_numbers("", "--minors") == ()
     assert parse_numbers("3, 1,0", "--minors") == (3, 1, 0)
     with pytest.raises(SimulateError, match="'a' is not a number in --minors"):
@@ -123,23 +123,25 @@ def test_parse_numbers() -> None:
         ("535.309.01", "12.4", 12040),
     ],
 )
-def test_cuda_version(driver: str, cuda: str, number: int) -> None:
+def test_the_cuda_version_follows_the_driver_unless_given(
+    driver: str, cuda: str, number: int
+) -> None:
     assert cuda_number(Options(root="/x", cuda_version=cuda), driver) == number
 
 
 @pytest.mark.parametrize("name", ["rtx 4090", "NVIDIA RTX4090", "RTX_4090", "rtx4090"])
-def test_models_by_many_names(name: str) -> None:
+def test_models_are_found_by_any_spelling(name: str) -> None:
     assert find_model(name).name == "NVIDIA GeForce RTX 4090"
 
 
-def test_unknown_model_names_the_known() -> None:
+def test_an_unknown_model_is_refused_naming_the_known_ones() -> None:
     with pytest.raises(SimulateError, match="H200, H100, A100") as caught:
         find_model("Z9")
     assert caught.value.code == "simulate"
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
-def test_models_make_sense(model: Model) -> None:
+def test_mig_profiles_of_models_are_consistent(model: Model) -> None:
     for profile in model.mig:
         assert profile.memory <= model.memory
         assert profile.multiprocessors <= model.multiprocessors
@@ -148,7 +150,7 @@ def test_models_make_sense(model: Model) -> None:
     assert len({profile.name for profile in model.mig}) == len(model.mig)
 
 
-def test_profile_names() -> None:
+def test_mig_profile_names_are_known_and_others_refused() -> None:
     a100 = find_model("A100-40GB")
     assert [profile.name for profile in a100.mig] == [
         "1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb",

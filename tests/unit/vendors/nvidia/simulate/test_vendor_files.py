@@ -68,12 +68,12 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_find(tmp_path: Path) -> None:
+def test_driver_files_are_found_in_debians_private_folder(tmp_path: Path) -> None:
     source = make_source(tmp_path, DEBIAN)
     assert find_vendor_files(source) == VendorFiles(source, VERSION, f"/{PRIVATE}")
 
 
-def test_find_in_the_library_folder_itself(tmp_path: Path) -> None:
+def test_driver_files_are_found_in_the_library_folder_itself(tmp_path: Path) -> None:
     source = make_source(tmp_path, {f"usr/lib64/libcuda.so.{VERSION}": ""})
     assert find_vendor_files(source).library_dir == "/usr/lib64"
 
@@ -90,25 +90,27 @@ def test_find_in_the_library_folder_itself(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_find_refuses(tmp_path: Path, files: dict[str, str], words: str) -> None:
+def test_a_source_without_exactly_one_driver_is_refused(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
     with pytest.raises(SimulateError, match=words):
         find_vendor_files(make_source(tmp_path, files))
 
 
-def test_files_keep_their_places(root: Path) -> None:
+def test_driver_files_keep_their_paths(root: Path) -> None:
     assert (root / f"{PRIVATE}/libnvidia-cfg.so.{VERSION}").read_text() == "cfg"
     assert (root / f"usr/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin").read_text() == "firmware"
     assert not (root / ".note").exists()
     assert not (root / "usr/share/doc").exists()
 
 
-def test_the_replaced_libraries_are_left_out(root: Path) -> None:
+def test_the_simulated_libraries_are_not_copied(root: Path) -> None:
     assert not (root / f"{PRIVATE}/libcuda.so.{VERSION}").exists()
     assert not (root / f"{PRIVATE}/libnvidia-ml.so.{VERSION}").exists()
     assert (root / f"{PRIVATE}/libcuda.so.1").is_symlink()
 
 
-def test_debian_links(root: Path) -> None:
+def test_debian_links_are_made_for_existing_files_only(root: Path) -> None:
     library_dir = f"usr/lib/{TRIPLET}"
     assert follow(root, f"/{library_dir}/libGLX_nvidia.so.0") == "glx"
     assert follow(root, f"/{library_dir}/libGLX_indirect.so.0") == "glx"
@@ -124,7 +126,7 @@ def test_debian_links(root: Path) -> None:
     assert not os.path.lexists(root / "usr/bin/nvidia-debugdump")
 
 
-def test_loader_folders(root: Path, tmp_path: Path) -> None:
+def test_loader_folders_are_the_public_library_folders(root: Path, tmp_path: Path) -> None:
     files = find_vendor_files(str(tmp_path / "source"))
     folders = public_library_dirs(Tree(str(root)), files)
     assert folders == [f"/usr/lib/{TRIPLET}", "/usr/lib/other-linux-gnu"]
