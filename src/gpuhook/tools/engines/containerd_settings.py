@@ -228,7 +228,7 @@ def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:
 def disables_cri(document: Document) -> bool:
     """Tell whether a main file disables containerd's CRI plugin."""
     disabled = document.get("disabled_plugins")
-    return isinstance(disabled, list) and ("cri" in disabled or CRI[2][1] in disabled)
+    return isinstance(disabled, list) and any(path[1] in disabled for path in CRI.values())
 
 
 def whole_file(source: Source, ask: Ask, *released_too: Path) -> Target:

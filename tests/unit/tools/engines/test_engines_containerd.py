@@ -332,8 +332,9 @@ def test_settings_that_containerd_2_ignores_are_warned_of(
     assert answer(ask_for(config), program).warnings == ()
 
 
-def test_a_disabled_cri_is_warned_of(config: Path) -> None:
-    config.write_text('version = 2\ndisabled_plugins = ["cri"]\n')
+@pytest.mark.parametrize("plugin", PLUGINS.values())
+def test_a_disabled_cri_is_warned_of(config: Path, plugin: str) -> None:
+    config.write_text(f'version = 2\ndisabled_plugins = ["{plugin}"]\n')
     assert any("disables" in warning for warning in answer(ask_for(config), None).warnings)
 
 
