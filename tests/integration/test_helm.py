@@ -95,6 +95,24 @@ def test_the_default_mode_is_cdi() -> None:
     assert {*MODES} == {*helm_modes()}
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_pods_have_a_token_where_their_account_has_rights(mode: str) -> None:
+    """Also the job of helm uninstall, which can't ask the API server without one."""
+    options = (f"--set=mode={mode}", "--set=labels.enabled=true", "--set=metrics.enabled=true")
+    documents = [*rendered(*options), *hooks(*options)]
+    bindings = [each for each in documents if each["kind"].endswith("RoleBinding")]
+    asking = {subject["name"] for each in bindings for subject in each["subjects"]}
+    pods = {
+        each["metadata"]["name"]: each["spec"] if each["kind"] == "Pod" else pod_of(each)
+        for each in documents
+        if each["kind"] in ("DaemonSet", "Job", "Pod")
+    }
+    tokens = {name for name, pod in pods.items() if pod["automountServiceAccountToken"]}
+    named = {name for name, pod in pods.items() if pod.get("serviceAccountName") in asking}
+    assert tokens == named
+    assert ("gpuhook-uninstall" in tokens) == (mode != "remove")
+
+
 def helm_modes() -> list[str]:
     refused = helm("template", "--set=mode=other").failed()
     return re.findall(r"'([a-z-]+)'", refused.stderr.partition("must be one of ")[2])
