@@ -9,6 +9,7 @@
 A CDI device of a claim (DRA) is listed as [its kind, its name].
 """
 
+import json
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from urllib.parse import quote
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import GpuhookError, PluginError
+from gpuhook.base.host import files
 from gpuhook.monitor.host.child import Channel, Work
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _DEADLINE = 0.5  # seconds that the child waits for the kubelet
+_CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"  # in the kubelet's folder
 _MAX_BYTES = 16 << 20  # bytes of a response, as many as the kubelet's own clients accept
 
 
@@ -87,6 +90,27 @@ def used(path: str, seconds: float) -> Used:
     found = _listed(path, seconds)
     ids = {name for *_, ids in _pods(found) for _, name in ids}
     return Used(ids, {pod.namespace for pod in found.pod_resources})
+
+
+def checkpointed(path: str, uid: str, container: str) -> list[tuple[str, str]]:
+    """Return a container's (resource, device id) pairs by the kubelet's own record of allocations.
+
+    It has the init containers that end, which PodResources leaves out, and is written before such a
+    container is created. ``path`` is the PodResources socket, ``uid`` the pod's. An absent record,
+    or one of another form, has no devices. Source: pkg/kubelet/cm/devicemanager/checkpoint.
+    """
+    folder = os.path.dirname(os.path.dirname(path))
+    try:
+        data = json.loads(files.read(f"{folder}/{_CHECKPOINT}", _MAX_BYTES))["Data"]
+        return [
+            (str(entry["ResourceName"]), str(device))
+            for entry in data["PodDeviceEntries"] or ()
+            if uid and (entry["PodUID"], entry["ContainerName"]) == (uid, container)
+            for devices in entry["DeviceIDs"].values()
+            for device in devices
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, GpuhookError):
+        return []
 
 
 def _listed(path: str, seconds: float) -> Any:

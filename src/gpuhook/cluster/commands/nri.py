@@ -109,7 +109,9 @@ def _gate(path: str, config: Config) -> Given:
     asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, PATIENCE, "kubelet")
     asking.ask(place)  # starts the child early
 
-    def given(namespace: str, pod: str, container: str, left: float) -> list[tuple[str, str]]:
+    def given(
+        namespace: str, pod: str, container: str, uid: str, left: float
+    ) -> list[tuple[str, str]]:
         found = asking.ask(place, patience=left)
         if found is None or "pods" not in found:
             raise PluginError(
@@ -117,11 +119,12 @@ def _gate(path: str, config: Config) -> Given:
                 f"{asking.problem or 'no response'}",
                 "Check that the plugin can reach that socket; it isn't needed without --gate",
             )
-        return [
+        names = [
             (resource, name)
             for its_namespace, its_pod, its_name, ids in found["pods"]
             if (its_namespace, its_pod, its_name) == (namespace, pod, container)
             for resource, name in ids
         ]
+        return names or kubelet.checkpointed(path, uid, container)
 
     return given

@@ -30,9 +30,9 @@ from gpuhook.core.verdict import Verdict
 from gpuhook.monitor.vendors import survey
 from gpuhook.vendors import registry
 
-# (namespace, pod, container, seconds left) -> the container's devices by the kubelet, as
-# (resource or CDI kind, device id).
-Given = Callable[[str, str, str, float], Iterable[tuple[str, str]]]
+# (namespace, pod, container, the pod's uid, seconds left) -> the container's devices by the
+# kubelet, as (resource or CDI kind, device id).
+Given = Callable[[str, str, str, str, float], Iterable[tuple[str, str]]]
 # Handlers whose runtime injects devices itself, and the one that obeys a verdict.
 HANDLERS = ("gpu-py", "nvidia")
 OBEYING = "gpu-py"
@@ -145,7 +145,7 @@ def _gate(asked: Asked, way: InjectionMode, end: float) -> Gate | None:
 
     def names() -> Iterable[tuple[str, str]]:
         left = max(0.0, end - time.monotonic())  # protects: nri-gate-time
-        return given(asked.namespace, asked.pod, asked.name, left)
+        return given(asked.namespace, asked.pod, asked.name, asked.pod_uid, left)
 
     return Gate(asked, way.config, names)
 

@@ -38,6 +38,7 @@ class Asked:
     pod_annotations: Pairs = ()
     id: str = ""
     rlimits: Pairs = ()
+    pod_uid: str = ""
 
     def __str__(self) -> str:
         return (

@@ -182,6 +182,7 @@ def _asked(found: dict[str, Any]) -> Asked:
         _pairs(found["pod_annotations"]),
         _text(found["id"]),
         _pairs(found["rlimits"]),
+        _text(found["pod_uid"]),
     )
 
 
@@ -284,6 +285,7 @@ def _creating(payload: bytes) -> dict[str, Any]:
             "pod_annotations": [*map(list, pod.annotations.items())],
             "id": container.id,
             "rlimits": [[each.type, str(each.soft)] for each in container.rlimits],
+            "pod_uid": pod.uid,
         }
     }
 

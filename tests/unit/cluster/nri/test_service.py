@@ -232,6 +232,23 @@ def test_a_device_that_the_kubelet_has_not_allocated_is_refused(gated: Gated) ->
     assert "asks for AMD GPU 2" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1,2"))
 
 
+def test_the_gate_knows_the_pod_by_its_uid(way: InjectionMode) -> None:
+    """The kubelet's record of init containers has pods by their uids."""
+    asked: list[tuple[Any, ...]] = []
+
+    def given(*who: Any) -> list[tuple[str, str]]:
+        asked.append(who)
+        return [("amd.com/gpu", "0x84cafeae17e7610")]
+
+    made = Served(InjectionMode(way.config, HOOK, given=given))
+    try:
+        made.engine.registration()
+        nodes(made.engine.create("AMD_VISIBLE_DEVICES=1", pod=((3, "uid-7"),)))
+    finally:
+        made.end()
+    assert [who[:4] for who in asked] == [("team", "pod", "main", "uid-7")]
+
+
 @pytest.mark.protects(
     "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
 )
@@ -322,7 +339,7 @@ def test_the_kubelet_is_asked_once_for_a_container(way: InjectionMode) -> None:
     """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
     asked: list[tuple[str, ...]] = []
 
-    def given(namespace: str, pod: str, name: str, left: float) -> list[tuple[str, str]]:
+    def given(namespace: str, pod: str, name: str, _uid: str, left: float) -> list[tuple[str, str]]:
         assert 0 < left <= PATIENCE
         asked.append((namespace, pod, name))
         return [SECOND]
@@ -347,7 +364,7 @@ def test_the_kubelet_is_asked_with_the_remaining_time(
         return look(*words, **more)
 
     def given(*who: Any) -> list[tuple[str, str]]:
-        seconds.append(who[3])
+        seconds.append(who[-1])
         return [SECOND]
 
     monkeypatch.setattr(cache, "get_inventory", slow)
