@@ -532,7 +532,7 @@ def test_an_unchanged_status_keeps_its_transition_time(node: Node, driver: Drive
         assert node.kubelet.unprepare(GPU_DRIVER, holder) == {holder.uid: ""}
         prepared(node, claim)
         found = written(before)
-        assert found["status"] == "True"
+        assert (found["status"], found["reason"]) == ("True", "Prepared")
         assert found["lastTransitionTime"] > then
 
 

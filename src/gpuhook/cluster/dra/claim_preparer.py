@@ -152,7 +152,7 @@ class ClaimPreparer:
         every = [each for each in self._records.current() if (each.owner, each.uid) == (CLAIM, uid)]
         return [
             _device_status(
-                each.driver, held.pool, held.device, held.share, "PreparedPlan", "It was prepared"
+                each.driver, held.pool, held.device, held.share, "Prepared", "It was prepared"
             )
             for each in every
             if each.state == COMPLETED
@@ -475,7 +475,7 @@ def _failed(claim: Mapping[str, Any], driver: str, error: GpuhookError) -> list[
 def _device_status(
     driver: str, pool: str, device: str, share: str, reason: str, message: str
 ) -> dict[str, Any]:
-    ready = "True" if reason == "PreparedPlan" else "False"
+    ready = "True" if reason == "Prepared" else "False"
     condition = {"type": "Ready", "status": ready, "reason": reason, "message": message}
     about = {"driver": driver, "pool": pool, "device": device, "conditions": [condition]}
     return {**about, "shareID": share} if share else about
