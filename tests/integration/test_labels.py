@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness.commands import Result, run
+from harness.commands import Result, run, wait_until
 from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
@@ -230,6 +232,25 @@ def test_the_label_file_is_replaced_only_on_changes_and_removed(
     assert os.listdir(folder) == ["gpuhook"]
     labels("--output", str(file), "--remove").ok()
     assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_labels_service_ends_at_a_signal_as_a_pods_first_process(
+    machine: Callable[..., Driver], installation: Installation, tmp_path: Path, number: int
+) -> None:
+    """The kernel ignores signals to such a process if it has no handler for them."""
+    machine("--gpus", "1")
+    config = write_config(tmp_path / "config", tmp_path / "root", ["runc"])
+    file = tmp_path / "features.d/gpuhook"
+    words = ["labels", f"--config={config}", f"--output={file}", "--interval=1000"]
+    process = subprocess.Popen([str(installation.command), *words], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(file.exists, "the labels are written")
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_failing_driver_keeps_the_label_file(

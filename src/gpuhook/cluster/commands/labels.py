@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 
 import click
@@ -87,6 +88,9 @@ def labels(
     settings = configure.apply(read, followed.config)
     for warning in warnings:
         click.echo(f"gpuhook: {printable(warning)}.", err=True)
+    # A pod's first process ignores signals that have no handler, and is killed after 30 s.
+    for number in (signal.SIGTERM, signal.SIGINT) if interval is not None else ():
+        signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up
     while True:
         try:
             _once(followed.config, settings, output, written_to, output_format, remove=remove)
