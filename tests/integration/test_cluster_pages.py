@@ -27,6 +27,7 @@ KINDS = {
     "runtimeclass": "RuntimeClass", "namespace": "Namespace", "serviceaccount": "ServiceAccount",
     "service": "Service", "pod": "Pod", "pods": "Pod", "node": "Node", "nodes": "Node",
     "events": "Event", "resourceslices": "ResourceSlice", "lease": "Lease",
+    "networkpolicy": "NetworkPolicy",
 }  # fmt: skip
 WITHOUT_NAMESPACE = ("RuntimeClass", "Namespace", "Node", "ResourceSlice")
 READERS_OWN = ("Pod", "Node", "Event", "ResourceSlice")  # made by the cluster or by the reader
@@ -88,6 +89,8 @@ def check_kubectl(words: list[str]) -> None:
     verb, *rest = positional(mine)[1:]
     folder = option(mine, "-k")
     if folder is not None:
+        # The namespace goes with it, and all that is in it.
+        assert verb != "delete" or os.path.basename(folder) in ("remove", "dra"), folder
         assert (REPOSITORY / folder / "kustomization.yaml").is_file(), folder
         render(os.path.relpath(REPOSITORY / folder, MANIFESTS))
         return
@@ -97,6 +100,12 @@ def check_kubectl(words: list[str]) -> None:
     if verb in ("logs", "exec"):
         rest = rest if "/" in rest[0] else ["pod", *rest]
     kind, *names = rest[0].split("/") if "/" in rest[0] else rest
+    label = option(mine, "-l")
+    if label is not None and verb == "delete":
+        assert option(mine, "-n", "--namespace") == NAMESPACE, f"-n {NAMESPACE}"
+        for each in kind.split(","):
+            assert KINDS[each] in _kinds_with(*label.split("=")), f"no {each} has {label}"
+        return
     is_namespaced = KINDS[kind] not in WITHOUT_NAMESPACE
     name = names[0] if names else ""
     theirs = option(mine, "-n", "--namespace")
@@ -112,6 +121,15 @@ def check_kubectl(words: list[str]) -> None:
         assert container in {name for each in sets for name in containers(pod_of(each))}
     if inner:
         check_program(inner)
+
+
+def _kinds_with(key: str, value: str) -> set[str]:
+    """Return the kinds of shipped objects with a label."""
+    return {
+        kind
+        for (kind, _), each in shipped().items()
+        if each["metadata"].get("labels", {}).get(key) == value
+    }
 
 
 def _split(words: list[str], at: str) -> tuple[list[str], list[str], list[str]]:
@@ -178,6 +196,9 @@ def test_documented_commands_are_found() -> None:
         "kubectl -n gpuhook logs POD -c other",
         "kubectl -n gpuhook exec POD -c dra -- /usr/bin/gpuhook device-plugin --never",
         "kubectl apply -k packaging/kubernetes/overlays/other",
+        "kubectl delete -k packaging/kubernetes/overlays/metrics",
+        "kubectl -n gpuhook delete lease -l app.kubernetes.io/name=gpuhook-metrics",
+        "kubectl -n other delete service -l app.kubernetes.io/name=gpuhook-metrics",
         "helm install gpuhook packaging/helm/gpuhook",
         "helm install gpuhook packaging/helm/gpuhook --namespace gpuhook --set mode=other",
     ],
