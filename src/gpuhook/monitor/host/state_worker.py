@@ -1,11 +1,14 @@
 """A child that reads states from its parent: a line each, of which only the last one counts.
 
-Writing to it never blocks, and one that reads nothing for too long is killed. It may
+Writing to it never blocks, and one that leaves a state unread for too long is killed. It may
 send requests as lines, too: responses are never dropped, except with the child that asked.
 """
 
+import fcntl
 import os
 import signal
+import struct
+import termios
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
@@ -68,8 +71,14 @@ class StateWorker(JsonLineWorker):
             self.write()
 
     def _note_waiting(self) -> None:
-        if self.wants() < 0:
+        if not self._is_waiting():
             self._stuck = self._clock()
+
+    def _is_waiting(self) -> bool:
+        """Tell whether anything is unwritten, or written and unread (SIOCOUTQ, unix(7))."""
+        if self._fd < 0 or self.wants() >= 0:
+            return self._fd >= 0
+        return struct.unpack("i", fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0" * 4)) != (0,)
 
     def write(self) -> None:
         """Write as much as it accepts."""
@@ -87,7 +96,7 @@ class StateWorker(JsonLineWorker):
 
     def deadline(self) -> float | None:
         """Return the time of the next action, None if there is none."""
-        return self._stuck + _READING if self.wants() >= 0 else self.again
+        return self._stuck + _READING if self._is_waiting() else self.again
 
     def tend(self) -> bool:
         """Start a missing child, and kill a hung one; tell whether it is a new one."""
@@ -98,7 +107,7 @@ class StateWorker(JsonLineWorker):
             self._note_end()
         self.write()  # we may have been busy ourselves
         now = self._clock()
-        if self.pid and self.wants() >= 0 and now >= self._stuck + _READING:
+        if self.pid and now >= self._stuck + _READING and self._is_waiting():
             self._tell(f"{self._title} no longer reads; it is started again")
             self._give_up()
         if self.again is None or now < self.again:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -269,6 +270,48 @@ def test_a_driver_without_events_is_reported_once(
         assert listener.again is not None
         clock.now = listener.again
     assert said == ["ACME: No NVML. Install one."]
+
+
+def test_a_stopped_server_that_leaves_a_small_state_unread_is_restarted(
+    said: list[str], clock: Clock
+) -> None:
+    """The socket's buffer has space for it, so nothing waits to be written."""
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+
+    def serve(fd: int) -> int:
+        while data := os.read(fd, 100):
+            os.write(writer, data)
+        return 0
+
+    made = StateWorker(serve, "The server", "gpuhook-server", said.append, clock, (writer,))
+    try:
+        made.give(b"first\n")
+        made.tend()
+        first = made.pid
+        wait_until(lambda: made.deadline() is None)
+        assert os.read(reader, 100) == b"first\n"
+        clock.now += 100.0
+        made.tend()
+        assert (made.pid, said) == (first, [])
+        os.kill(first, signal.SIGSTOP)
+        os.waitid(os.P_PID, first, os.WSTOPPED | os.WNOWAIT)
+        made.give(b"second\n")
+        assert made.wants() == -1
+        deadline = made.deadline()
+        assert deadline is not None
+        clock.now = deadline
+        made.tend()
+        assert said == ["The server no longer reads; it is started again"]
+        assert made.again is not None
+        clock.now = made.again
+        made.tend()
+        assert made.pid not in {0, first}
+        wait_until(lambda: select.select([reader], [], [], 0)[0] != [])
+        assert os.read(reader, 100) == b"second\n"
+    finally:
+        made.end()
+        os.close(reader)
+        os.close(writer)
 
 
 @pytest.fixture
