@@ -54,13 +54,13 @@ def test_the_least_used_gpu_is_given(place: Place, mode: str) -> None:
 def test_sixteen_containers_at_once_share_eight_gpus_evenly(place: Place, mode: str) -> None:
     """Each of eight GPUs gets two of sixteen containers, and again after half were killed."""
     several = [place.ask("any", mode) for _ in range(16)]
-    assert all(place.create_at_once(several, mode))
+    place.create_all(several, mode)
     there = Counter(gpu for made in several for gpu in place.gpus(made))
     assert there == dict.fromkeys(range(8), 2)
     killed = [made for made in several if place.gpus(made)[0] < 4]
     for made in killed:
         place.end(made)
-    assert all(place.create_at_once(killed, mode))
+    place.create_all(killed, mode)
     assert Counter(gpu for made in several for gpu in place.gpus(made)) == there
 
 
@@ -226,7 +226,7 @@ def test_sixteen_containers_at_once_share_gpus_with_a_prefork_server(
 
     wait_until(is_served, "a prefork server serves containers")
     several = [place.ask("any") for _ in range(16)]
-    assert all(place.create_at_once(several, "hook"))
+    place.create_all(several)
     there = Counter(gpu for made in several for gpu in place.gpus(made))
     assert there == dict.fromkeys(range(8), 2)
     assert any(re.search(SERVED, made.config.read_text()) for made in several)

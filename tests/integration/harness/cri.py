@@ -4,6 +4,8 @@ Only the few messages and fields that the tests need are spelled out here, by nu
 k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
 """
 
+import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ NODE = 2  # NamespaceMode: the node's own network, so that no CNI plugin is need
 EXITED = 2  # ContainerState
 TIMEOUT_S = 300
 SERVICE = "/runtime.v1.RuntimeService/"
+# containerd's CRI learns of an image that ctr has imported by an event, a moment later.
+_MISSING_IMAGE = re.compile(r"failed to get sandbox image|failed to resolve image .*not found")
+_IMPORT = 60.0  # seconds until then, at most
 
 
 DROP_ALL = message((2, "ALL"))
@@ -118,6 +123,17 @@ class Cri:
         ran.note_daemon(self._socket)
         return answer
 
+    def call_with_image(self, method: str, *request: tuple[int, Value]) -> bytes:
+        """Call a method that needs an image, which may just have been imported."""
+        end = time.monotonic() + _IMPORT
+        while True:
+            try:
+                return self.call(method, *request)
+            except CriError as error:
+                if not _MISSING_IMAGE.search(str(error)) or time.monotonic() >= end:
+                    raise
+            time.sleep(0.1)
+
     def is_ready(self) -> bool:
         """Tell whether the engine answers."""
         try:
@@ -140,7 +156,7 @@ class Cri:
         ``group`` is its cgroup below the session's, such as /kubepods/podUID.
         """
         sandbox = _sandbox(title, CGROUP_PARENT + group, security, annotations or {})
-        answer = fields(self.call("RunPodSandbox", (1, sandbox), (2, handler)))
+        answer = fields(self.call_with_image("RunPodSandbox", (1, sandbox), (2, handler)))
         name = answer[1]
         assert isinstance(name, bytes)
         try:
@@ -202,7 +218,8 @@ class Pod:
         config += [(17, message((1, device))) for device in devices]
         config.append((15, message((2, self.security.of_container()))))
         wanted = (2, message(*config))
-        answer = fields(self.cri.call("CreateContainer", (1, self.name), wanted, (3, self.sandbox)))
+        request = ((1, self.name), wanted, (3, self.sandbox))
+        answer = fields(self.cri.call_with_image("CreateContainer", *request))
         container = answer[1]
         assert isinstance(container, bytes)
         self.cri.call("StartContainer", (1, container))

@@ -71,6 +71,12 @@ class Place:
         status = made.call(*self._words(made, way), env=env).status
         return Result((), status, "", (made.path / "output").read_text())
 
+    def create_all(self, several: Sequence[Bundle], way: str = "hook") -> None:
+        """Create containers at the same time; the test fails unless all of them were created."""
+        created = self.create_at_once(several, way)
+        outputs = [(each.path / "output").read_text() for each in several]
+        assert all(created), [text for text, fine in zip(outputs, created, strict=True) if not fine]
+
     def create_at_once(self, several: Sequence[Bundle], way: str = "hook") -> list[bool]:
         """Create containers at the same time; return which of them were created."""
         env = {**os.environ, "GPUHOOK_CONFIG": str(self.mode(way))}
