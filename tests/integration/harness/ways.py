@@ -105,7 +105,7 @@ class Place:
     def end(self, made: Bundle) -> None:
         """Kill a container's first process, and delete the container."""
         self.kill(made)
-        self.delete(made)
+        wait_until(lambda: self.delete(made).status == 0, "it is deleted")  # its cgroup may be busy
 
     def delete(self, made: Bundle) -> Result:
         """Delete a container."""

@@ -443,22 +443,29 @@ def read_folder(
     The names of invalid ones are added to ``unclear``. Without that argument, raises OSError or
     HeldError if a container's devices are unknown.
     """
-    found, ours = [], proc.pids()
-    for name in folder.names():
-        if is_gone(name, ours):
-            folder.remove(name)
-        elif name not in _OTHERS and not name.startswith(_NEW):
-            try:
-                found.append(_load(folder, name))
-            except FileNotFoundError:
-                continue
-            except OSError:
-                if unclear is None:
-                    raise
-            except ValueError:
-                if unclear is None:
-                    raise _unclear(folder, name) from None
-                unclear.append(name)
+    found, ours, seen = [], proc.pids(), set()
+    names = folder.names()
+    while names:
+        seen.update(names)
+        has_gone = False
+        for name in names:
+            if is_gone(name, ours):
+                folder.remove(name)
+                has_gone = True
+            elif name not in _OTHERS and not name.startswith(_NEW):
+                try:
+                    found.append(_load(folder, name))
+                except FileNotFoundError:
+                    has_gone = True
+                except OSError:
+                    if unclear is None:
+                        raise
+                except ValueError:
+                    if unclear is None:
+                        raise _unclear(folder, name) from None
+                    unclear.append(name)
+        # The record of a start may have gone because its container has written its own since.
+        names = [name for name in folder.names() if name not in seen] if has_gone else []
     return found
 
 

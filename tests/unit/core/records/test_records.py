@@ -116,6 +116,33 @@ def test_the_record_of_an_ended_process_is_removed(state_dir: str) -> None:
     assert files(state_dir) == []
 
 
+@pytest.mark.parametrize("is_removed", [False, True], ids=["ended", "removed"])
+def test_a_container_whose_start_ends_while_records_are_read_is_found(
+    state_dir: str, pid: int, is_removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own record is new: the folder was listed before, when only that of the start existed."""
+    start = subprocess.Popen(["sleep", "1000"])
+    write(state_dir, start.pid, starting=True)
+    [name] = files(state_dir)
+    is_gone = records.is_gone
+
+    def and_end(asked: str, ours: int | None = None) -> bool:
+        if asked == name and start.returncode is None:
+            with monkeypatch.context() as plain:
+                plain.setattr(records, "is_gone", is_gone)
+                write(state_dir, pid)
+            start.kill()
+            start.wait()
+            if is_removed:  # by another process, after it was listed here
+                Path(state_dir, "containers", name).unlink()
+                return False
+        return is_gone(asked, ours)
+
+    monkeypatch.setattr(records, "is_gone", and_end)
+    assert [record["pid"] for record in records.read_all(state_dir)] == [pid]
+    assert len(files(state_dir)) == 1
+
+
 @pytest.mark.protects(
     "record-began",
     "a record of a process that is gone counts for nothing",
