@@ -511,7 +511,7 @@ def is_gone(name: str, ours: int | None = None) -> bool:
     One that can't be checked counts as running: the host may be out of memory, /proc may hide it,
     or it is in another pid namespace.
     """
-    if name in _OTHERS:
+    if name.removeprefix(_NEW) in _OTHERS:
         return False
     pid, began, pids = _parts(name)
     if not (pid.isdecimal() and began.isdecimal() and pids.isdecimal()):

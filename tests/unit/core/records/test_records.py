@@ -116,6 +116,21 @@ def test_the_record_of_an_ended_process_is_removed(state_dir: str) -> None:
     assert files(state_dir) == []
 
 
+def test_files_other_than_records_stay_also_while_they_are_written(
+    state_dir: str, pid: int
+) -> None:
+    write(state_dir, pid)
+    folder = Path(state_dir, "containers")
+    others = ["lock", "choices", "changes"]
+    others += [f".{name}" for name in others]
+    for name in others:
+        (folder / name).touch()
+    for _ in range(len(others) + 1):
+        write(state_dir, pid)  # checks some of the others each time
+    records.read_all(state_dir)
+    assert {*files(state_dir)} > {*others}
+
+
 @pytest.mark.parametrize("is_removed", [False, True], ids=["ended", "removed"])
 def test_a_container_whose_start_ends_while_records_are_read_is_found(
     state_dir: str, pid: int, is_removed: bool, monkeypatch: pytest.MonkeyPatch
