@@ -101,7 +101,7 @@ def test_a_container_that_cannot_be_created_leaves_no_record(place: Place) -> No
     broken = place.ask("1")
     broken.call("sh", "-c", "rm -rf etc/ld.so.cache; mkdir etc/ld.so.cache", cwd=broken.root).ok()
     assert place.create(broken).status != 0
-    wait_until(lambda: place.records() == {}, "nobody has a record")
+    wait_until(lambda: place.records() == {}, "no container has a record")
     place.create(place.ask("1")).ok()
 
 

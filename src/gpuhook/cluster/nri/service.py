@@ -134,9 +134,9 @@ class Plugin:
                     raise PluginError("The engine shuts its plugins down", "No action is needed")
 
     def _register(self) -> None:
-        who = nri.RegisterPluginRequest(plugin_name=NAME, plugin_idx=self._index)
+        plugin = nri.RegisterPluginRequest(plugin_name=NAME, plugin_idx=self._index)
         request = ttrpc.Request(
-            service=f"{SERVICE}Runtime", method="RegisterPlugin", payload=who.SerializeToString()
+            service=f"{SERVICE}Runtime", method="RegisterPlugin", payload=plugin.SerializeToString()
         )
         self._connection.send(RUNTIME, 1, REQUEST, request.SerializeToString())
 

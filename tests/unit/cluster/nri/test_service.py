@@ -206,8 +206,8 @@ def gated(way: InjectionMode) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
     """A plugin with a gate, and what the kubelet gave to the container main of team/pod."""
     names: list[tuple[str, str]] = []
 
-    def given(*who: Any) -> list[tuple[str, str]]:
-        return names if who[:3] == ("team", "pod", "main") else []
+    def given(*container: Any) -> list[tuple[str, str]]:
+        return names if container[:3] == ("team", "pod", "main") else []
 
     made = Served(InjectionMode(way.config, HOOK, given=given))
     made.engine.registration()
@@ -236,8 +236,8 @@ def test_the_gate_knows_the_pod_by_its_uid(way: InjectionMode) -> None:
     """The kubelet's record of init containers has pods by their uids."""
     asked: list[tuple[Any, ...]] = []
 
-    def given(*who: Any) -> list[tuple[str, str]]:
-        asked.append(who)
+    def given(*container: Any) -> list[tuple[str, str]]:
+        asked.append(container)
         return [("amd.com/gpu", "0x84cafeae17e7610")]
 
     made = Served(InjectionMode(way.config, HOOK, given=given))
@@ -246,7 +246,7 @@ def test_the_gate_knows_the_pod_by_its_uid(way: InjectionMode) -> None:
         nodes(made.engine.create("AMD_VISIBLE_DEVICES=1", pod=((3, "uid-7"),)))
     finally:
         made.end()
-    assert [who[:4] for who in asked] == [("team", "pod", "main", "uid-7")]
+    assert [each[:4] for each in asked] == [("team", "pod", "main", "uid-7")]
 
 
 @pytest.mark.protects(
@@ -363,8 +363,8 @@ def test_the_kubelet_is_asked_with_the_remaining_time(
         time.sleep(0.3)
         return look(*words, **more)
 
-    def given(*who: Any) -> list[tuple[str, str]]:
-        seconds.append(who[-1])
+    def given(*container: Any) -> list[tuple[str, str]]:
+        seconds.append(container[-1])
         return [SECOND]
 
     monkeypatch.setattr(cache, "get_inventory", slow)
