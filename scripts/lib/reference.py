@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuhook.base import errors as gpuhook_errors
 from gpuhook.base.config.model import KEYS
 from gpuhook.metrics import exporter
-from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, SeriesOptions, Snapshot, Usage
 from gpuhook.tools.cli import cli
 
 _KEY = re.compile(r"#([a-z][a-z0-9-]*) = (.*)")
@@ -209,7 +209,7 @@ def _families(options: SeriesOptions) -> dict[str, tuple[str, ...]]:
 
 def _read(options: SeriesOptions, readings: dict[str, float]) -> list[Metric]:
     """Return the families of a made-up look, out of the text that Prometheus would get."""
-    device = Device(
+    device = Accelerator(
         "nvidia", "GPU-0", "0", minor=0, bus_id="0000:1b:00.0", model="H100",
         mig_profile="1g.10gb", gpu_instance=1, memory_total_bytes=2, memory_used_bytes=1,
         memory_reserved_bytes=1, utilization=0.5, temperature_celsius=1.0, power_watts=1.0,

@@ -22,7 +22,7 @@ from gpuhook.base.errors import (
     StateError,
     shown,
 )
-from gpuhook.base.oci.spec import State, hook_name, parse_state, read_spec
+from gpuhook.base.oci.spec import ContainerState, hook_name, parse_state, read_spec
 from gpuhook.core import contract
 from gpuhook.core.cdi import hook_args
 from gpuhook.core.resolve import find_memory_limits
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known, Vendor
     from gpuhook.core.inventory.model import Inventory
@@ -180,7 +180,7 @@ def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
     inventory = cache.get_inventory(config, vendor, save=False)  # protects: cdi-saves-nothing
     pid, process = records.first_process()
     try:
-        state = State(state.container_id, pid, state.bundle, state.root)
+        state = ContainerState(state.container_id, pid, state.bundle, state.root)
         _work_inside(state, spec, config, vendor, inventory, process)
     finally:
         if process >= 0:
@@ -193,7 +193,7 @@ def _says_all(spec: "Spec") -> bool:
 
 
 def _work_inside(
-    state: State,
+    state: ContainerState,
     spec: "Spec",
     config: Config,
     vendor: "Vendor",
@@ -242,7 +242,7 @@ def serve(
         os.close(process)
 
 
-def _of_hook(text: bytes, hook: int) -> tuple[State, int]:
+def _of_hook(text: bytes, hook: int) -> tuple[ContainerState, int]:
     """Parse the state that a hook received, with the process that started the hook as the pid.
 
     ``hook`` is the hook's process id. The caller closes the descriptor of that process's /proc/PID.
@@ -257,7 +257,7 @@ def _of_hook(text: bytes, hook: int) -> tuple[State, int]:
             "The process that called the hook isn't in the container's mount namespace",
             "Start the container again; if that doesn't help, set helper = false",
         )
-    return State(state.container_id, pid, state.bundle, state.root), process
+    return ContainerState(state.container_id, pid, state.bundle, state.root), process
 
 
 def of_kind(
@@ -317,7 +317,7 @@ class DocumentInjection:
         config: Config,
         vendor: "Vendor",
         inventory: "Inventory",
-        seen: "Container | None" = None,
+        seen: "ContainerRootfs | None" = None,
     ) -> None:
         """Take the container's config.json and the host's inventory of the vendor.
 
@@ -336,7 +336,7 @@ class DocumentInjection:
             given = {**given, "mounts": [{"destination": path} for path in seen.mounted()]}
             numbers_at = lambda path: spec_devices.numbers_of(seen.stat(path))  # noqa: E731
         mounts = hook_args.mounts_of(spec, vendor.names.KIND)
-        self._work = hook.Work(given, mounts, vendor, inventory, config, numbers_at)
+        self._work = hook.HookWork(given, mounts, vendor, inventory, config, numbers_at)
         contract.check_others(self._work.grant, config)
         self._prepared: PreparedPlan | None = None
         more = () if seen is None else (self._work.grant,)  # protects: limit-by-mounts
@@ -355,13 +355,13 @@ class DocumentInjection:
             self.memory_limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._examiners)
 
-    def read_state(self, text: bytes, hook: int) -> State:
+    def read_state(self, text: bytes, hook: int) -> ContainerState:
         """Parse the state that a hook received; ``hook`` is its process id."""
         state, process = _of_hook(text, hook)
         os.close(process)
         return state
 
-    def finish(self, state: State) -> None:
+    def finish(self, state: ContainerState) -> None:
         """Do the work for the container of that state, from the host's mount namespace."""
         from gpuhook import inject  # noqa: PLC0415 - imported already
 
@@ -369,7 +369,9 @@ class DocumentInjection:
         with inject.open_container(state.pid, state.root or self._spec.root_path) as container:
             self.apply(state, container, container.process, enter=True)
 
-    def apply(self, state: State, container: "Container", process: int, *, enter: bool) -> None:
+    def apply(
+        self, state: ContainerState, container: "ContainerRootfs", process: int, *, enter: bool
+    ) -> None:
         """Do the work in an open container; ``process`` is its first process's /proc/PID."""
         from gpuhook import inject  # noqa: PLC0415 - imported already
 
@@ -389,7 +391,7 @@ class DocumentInjection:
             facts = {"devices": list(self._work.grant.ids), "cgroup": "cdi"}
             inject.note(self._config, state, facts, container)
 
-    def _record(self, state: State, process: int) -> "RecordWriter":
+    def _record(self, state: ContainerState, process: int) -> "RecordWriter":
         """Return a context manager that records the container's devices."""
         from gpuhook.core.records import records  # noqa: PLC0415 - imported already
 

@@ -20,8 +20,8 @@ from _frozen_importlib import BuiltinImporter
 from gpuhook.base import log, names
 from gpuhook.base.cgroup import access
 from gpuhook.base.container import kernel
-from gpuhook.base.container.changes import Container, Journal
-from gpuhook.base.container.rootfs import PATH_FLAGS, RESOLVE, Rootfs, Roots
+from gpuhook.base.container.changes import ContainerRootfs, Journal
+from gpuhook.base.container.rootfs import PATH_FLAGS, RESOLVE, DriverRoots, Rootfs
 from gpuhook.base.errors import GpuhookError, InjectError, VolumeError
 from gpuhook.base.host import proc
 from gpuhook.base.oci.spec import parse_state
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from gpuhook.base.config.model import Config
-    from gpuhook.base.oci.spec import Spec, State
+    from gpuhook.base.oci.spec import ContainerState, Spec
     from gpuhook.core.plan.image import Examine, Image
     from gpuhook.core.plan.operations import Operation, Plan
     from gpuhook.core.resolve import Allocation
 
-    Folder = TypeVar("Folder", bound=Container)
+    Folder = TypeVar("Folder", bound=ContainerRootfs)
 
 _REMEDIES = {
     errno.EROFS: "Give the container a writable root filesystem or layer while it is created",
@@ -109,7 +109,7 @@ class Injection:
             self.memory_limits.begin()
         self._prepared.begin(self._spec.root_path, self._config, self._resolved.examiners())
 
-    def read_state(self, text: bytes, hook: int) -> "State":  # noqa: ARG002 - as the CDI hook's
+    def read_state(self, text: bytes, hook: int) -> "ContainerState":  # noqa: ARG002 - as the CDI hook's
         """Parse the state that a hook received; ``hook`` is its process id."""
         state = parse_state(text)
         if state.bundle != "/":
@@ -118,7 +118,7 @@ class Injection:
 
         return lost_bundle.with_bundle(state, self._spec)
 
-    def finish(self, state: "State") -> None:
+    def finish(self, state: "ContainerState") -> None:
         """Inject into the container of that state, and log it."""
         spec, config = self._spec, self._config
         spec.require_mount_namespace()
@@ -158,7 +158,7 @@ class Injection:
             if any(each.name in names for each in grant.vendor.environment(grant)):
                 contract.check_others(grant, self._config)  # protects: hook-alone
 
-    def _record(self, state: "State") -> "dict[str, Any]":
+    def _record(self, state: "ContainerState") -> "dict[str, Any]":
         """Return the container's record."""
         record = self._described(state)
         return (
@@ -167,7 +167,7 @@ class Injection:
             else {**record, "limits": self.memory_limits.to_json()}
         )
 
-    def _described(self, state: "State") -> "dict[str, Any]":
+    def _described(self, state: "ContainerState") -> "dict[str, Any]":
         if not self._config.exclusive:
             annotations = self._spec.data.get("annotations")
             return records.describe(state, annotations, self._resolved.grants)
@@ -178,7 +178,9 @@ class Injection:
         return exclusive_request.describe(state, self._spec, *asked, found.known, self._config)
 
 
-def note(config: "Config", state: "State", facts: "dict[str, Any]", container: Container) -> None:
+def note(
+    config: "Config", state: "ContainerState", facts: "dict[str, Any]", container: ContainerRootfs
+) -> None:
     """Log the steps done for a container, and the skipped ones, to the debug log."""
     level = "warning" if container.lacks else "info"
     head = {"level": level, "msg": "injected", "time": log.timestamp()}
@@ -191,7 +193,9 @@ def left_to_runtime(plan: "Plan", spec: "dict[str, Any]") -> "list[Operation]":
     return [op for op in plan.operations if op.by_runtime and not op.is_in(spec)]
 
 
-def examine(container: Container, config: "Config", looks: "Mapping[str, Examine]") -> "Image":
+def examine(
+    container: ContainerRootfs, config: "Config", looks: "Mapping[str, Examine]"
+) -> "Image":
     """Run the vendors' image probes in a container; InjectError if that fails."""
     try:
         return image.examine(container, config, looks)
@@ -222,7 +226,7 @@ def _host_id(process: int, name: str) -> int:
     return next((outside for inside, outside, _ in ids if inside == 0), 0)
 
 
-def open_container(pid: int, root_path: str) -> Container:
+def open_container(pid: int, root_path: str) -> ContainerRootfs:
     """Open a container's root in its own mount namespace; InjectError if that fails.
 
     ``root_path`` is the runtime's path of the root. Links in it are resolved in the container's
@@ -230,7 +234,7 @@ def open_container(pid: int, root_path: str) -> Container:
     """
     try:
         process = os.open(f"/proc/{pid}", PATH_FLAGS | os.O_DIRECTORY)
-        return _open_root(process, root_path, Container, inside=False)
+        return _open_root(process, root_path, ContainerRootfs, inside=False)
     except OSError as error:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}",
@@ -238,7 +242,7 @@ def open_container(pid: int, root_path: str) -> Container:
         ) from None
 
 
-def open_inside(root_path: str) -> Container:
+def open_inside(root_path: str) -> ContainerRootfs:
     """Open the root of the container in whose mount namespace this process was started.
 
     The root isn't pivoted yet, so the host's files are visible. ``root_path`` is the runtime's
@@ -247,7 +251,7 @@ def open_inside(root_path: str) -> Container:
     remedy = "Register gpuhook-cdi-hook as `gpuhook cdi generate` does, only as createContainer"
     try:
         process = os.open("/proc/self", PATH_FLAGS | os.O_DIRECTORY)
-        container = _open_root(process, root_path, Container, inside=True)
+        container = _open_root(process, root_path, ContainerRootfs, inside=True)
     except OSError as error:
         raise InjectError(
             f"The container's root filesystem {root_path} can't be opened: {error.strerror}", remedy
@@ -336,7 +340,7 @@ def allow_devices(
     return access.allow(process, missing)
 
 
-def inject(plan: "Plan", container: Container, *, enter: bool = True) -> None:
+def inject(plan: "Plan", container: ContainerRootfs, *, enter: bool = True) -> None:
     """Execute a plan's operations; if one fails, roll all back and raise InjectError.
 
     This process is in the container's mount namespace afterwards, also after a failure.
@@ -346,7 +350,7 @@ def inject(plan: "Plan", container: Container, *, enter: bool = True) -> None:
     apply(plan, container, enter=enter)
 
 
-def apply_inside(plan: "Plan", container: Container, *, enter: bool) -> None:
+def apply_inside(plan: "Plan", container: ContainerRootfs, *, enter: bool) -> None:
     """Execute a prepared plan as ``apply`` does, in a root that may be read-only already.
 
     crun makes the root read-only before it calls hooks, runc after that.
@@ -366,7 +370,7 @@ def apply_inside(plan: "Plan", container: Container, *, enter: bool) -> None:
             _lock_again(container)
 
 
-def _lock_again(container: Container) -> None:
+def _lock_again(container: ContainerRootfs) -> None:
     try:
         container.set_read_only(yes=True)
     except OSError as error:
@@ -383,7 +387,7 @@ def _locked(error: OSError) -> InjectError:
 def prepare(plan: "Plan") -> None:
     """Open a plan's sources in driver roots; if that fails, close all and raise InjectError."""
     try:
-        with Roots() as roots:
+        with DriverRoots() as roots:
             for operation in plan.operations:
                 try:
                     operation.prepare(roots.of(operation.root))
@@ -394,7 +398,7 @@ def prepare(plan: "Plan") -> None:
         raise
 
 
-def apply(plan: "Plan", container: Container, *, enter: bool = True) -> None:
+def apply(plan: "Plan", container: ContainerRootfs, *, enter: bool = True) -> None:
     """Execute a prepared plan, all of it or nothing: the second half of ``inject``."""
     try:
         if enter:
@@ -408,7 +412,7 @@ def apply(plan: "Plan", container: Container, *, enter: bool = True) -> None:
         close(plan)
 
 
-def _execute(operation: "Operation", container: Container) -> None:
+def _execute(operation: "Operation", container: ContainerRootfs) -> None:
     try:
         operation.execute(container)
     except VolumeError as error:
@@ -437,7 +441,7 @@ def _failed(operation: "Operation", error: OSError, holder: str = "image") -> In
     )
 
 
-def _enter(container: Container) -> None:
+def _enter(container: ContainerRootfs) -> None:
     enter(container.process, _import_no_more)  # protects: no-import
 
 

@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gpuhook.base.oci.spec import State
-    from gpuhook.core.edit import Edited
+    from gpuhook.base.oci.spec import ContainerState
+    from gpuhook.core.edit import EditResult
     from gpuhook.core.memory_limits import MemoryLimits
     from gpuhook.core.resolve import Allocation
 
@@ -105,7 +105,7 @@ def _drain(most: int) -> bytes:
     return data
 
 
-def _read(state_text: bytes, bundle: str) -> "tuple[State, Spec]":
+def _read(state_text: bytes, bundle: str) -> "tuple[ContainerState, Spec]":
     """Return a container's state and its config.json; ``bundle`` is the one in the arguments."""
     state = parse_state(state_text)
     if state.bundle == "/":
@@ -136,7 +136,7 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
         _take(state, spec, resolved, config, found)
 
 
-def _resolved(state: "State", spec: "Spec", config: Config) -> "Allocation | None":
+def _resolved(state: "ContainerState", spec: "Spec", config: Config) -> "Allocation | None":
     return resolve(
         spec.data, config, registry.known(config),
         container=state.container_id, starter=os.getpid(), path=spec.path,
@@ -157,7 +157,7 @@ def take(state_text: bytes, config: Config, bundle: str) -> None:
 
 
 def _take(
-    state: "State",
+    state: "ContainerState",
     spec: "Spec",
     resolved: "Allocation | None",
     config: Config,
@@ -197,7 +197,7 @@ def precreate(folder: str, argv: list[str]) -> "NoReturn":
     sys.exit(0)
 
 
-def _edited(spec: Spec, config: Config, folder: str) -> "Edited | None":
+def _edited(spec: Spec, config: Config, folder: str) -> "EditResult | None":
     """Return podman's config.json edited for its devices, None if it has none.
 
     Free devices are left to the hook, which adds their device rules to the cgroup itself: podman
@@ -212,4 +212,4 @@ def _edited(spec: Spec, config: Config, folder: str) -> "Edited | None":
             error.remedy = "Use gpu-py as podman's runtime, or mode hook"
             raise
         hooked = edit.add_hook(edit.without_old_hooks(spec), config, folder)
-        return edit.Edited(hooked, config, folder)
+        return edit.EditResult(hooked, config, folder)

@@ -21,13 +21,13 @@ from gpuhook import inject
 from gpuhook.base.config.loader import load as load_config
 from gpuhook.base.config.loader import loads
 from gpuhook.base.errors import FolderError
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan.operations import BindDevice, Plan
 from gpuhook.core.resolve import Progress, resolve
 from gpuhook.hpc.rootfs import mount_tracking, units, work
 from gpuhook.hpc.rootfs import record as records
 from gpuhook.hpc.rootfs.folder import Folder as Root
-from gpuhook.tools.root_folder.request import Asked
+from gpuhook.tools.root_folder.request import CallerRequest
 from gpuhook.vendors import registry
 
 ASK = "NVIDIA_VISIBLE_DEVICES"
@@ -347,7 +347,7 @@ def test_apply_is_refused_where_a_memory_limit_applies(
 
 def test_the_lines_of_a_unit_escape_any_path_for_systemd(workspace: Path) -> None:
     root, variable = '/srv/a  b\tc%i:d"e\'f\\g "" h', "A=a  b\tc%i\"e'f\\g$h"
-    plan = Plan([BindDevice(root, Node("/dev/nvidia0", 195, 0, 0o666, 0, 0), "")])
+    plan = Plan([BindDevice(root, DeviceNode("/dev/nvidia0", 195, 0, 0o666, 0, 0), "")])
     lines = ["[Unit]", "DefaultDependencies=no", *units.service(plan, [variable], own_root=True)]
     lines += ["RootDirectory=/srv", "ExecStart=/bin/true"]
     folder = workspace / "units"  # root may not run systemd's test mode
@@ -470,7 +470,7 @@ def test_a_folder_replaced_by_a_link_meanwhile_is_refused(
     place = {"path": f"/etc/{name}", "named": [], "was": was, "made": [], "written": True}
     place["now"] = records.digest(b"theirs")
     with inject.open_folder(path, Root) as opened:
-        noted = records.Record(
+        noted = records.FolderRecord(
             records.file_of(str(folder.state), path), path, opened.identity(), records.boot(),
             mount_tracking.namespace(), [], [place],
         )  # fmt: skip
@@ -480,7 +480,7 @@ def test_a_folder_replaced_by_a_link_meanwhile_is_refused(
     there = contents(victim)
     take_off = mount_tracking.take_off
 
-    def swap(record: records.Record, place: str, on: str = "") -> list[str]:
+    def swap(record: records.FolderRecord, place: str, on: str = "") -> list[str]:
         if not on and not folder.root.is_symlink():
             folder.root.rename(f"{path}.away")
             folder.root.symlink_to(victim)
@@ -489,7 +489,7 @@ def test_a_folder_replaced_by_a_link_meanwhile_is_refused(
     monkeypatch.setattr(mount_tracking, "take_off", swap)
     config = load_config(str(folder.config))
     known = registry.known(config)
-    spec = Asked(((ASK, "0"),)).spec(config, known)
+    spec = CallerRequest(((ASK, "0"),)).spec(config, known)
     resolved = resolve(spec.data, config, known, Progress())
     assert resolved is not None
     give = (path, resolved, config, spec, str(folder.state))

@@ -31,7 +31,7 @@ from gpuhook.core.resolve import Progress, resolve
 from gpuhook.hpc.rootfs import backup as before
 from gpuhook.hpc.rootfs import mount_tracking, work
 from gpuhook.hpc.rootfs.folder import Folder as Root
-from gpuhook.tools.root_folder.request import Asked
+from gpuhook.tools.root_folder.request import CallerRequest
 from gpuhook.vendors import registry
 
 ASK = "NVIDIA_VISIBLE_DEVICES=0"
@@ -508,7 +508,7 @@ def test_undo_works_on_a_kernel_without_unique_mount_ids(
     monkeypatch.setattr(kernel, "unique_mount_id", lambda _: None)
     config = load_config(str(folder.config))
     known = registry.known(config)
-    spec = Asked((("NVIDIA_VISIBLE_DEVICES", "0"),)).spec(config, known)
+    spec = CallerRequest((("NVIDIA_VISIBLE_DEVICES", "0"),)).spec(config, known)
     resolved = resolve(spec.data, config, known, Progress())
     assert resolved is not None
     root, state = str(folder.root), str(folder.state)

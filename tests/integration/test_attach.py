@@ -280,10 +280,10 @@ def test_detaching_an_open_device_is_refused_unless_forced(
 KILLED = """
 import os, signal, sys
 from gpuhook.monitor.containers import live
-from gpuhook.monitor.containers.target import Target
+from gpuhook.monitor.containers.target import AttachTarget
 from gpuhook.tools.cli import cli
 
-place, name = {"live": live, "target": Target}[sys.argv[1]], sys.argv[2]
+place, name = {"live": live, "target": AttachTarget}[sys.argv[1]], sys.argv[2]
 function = getattr(place, name)
 
 def killed(*args):

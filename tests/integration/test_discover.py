@@ -14,7 +14,7 @@ from harness.commands import wait_until
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError
 from gpuhook.vendors.nvidia.discover import discover
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook_simulate.vendors.nvidia import Built, Failure, Options, build, remove
 
 
@@ -69,7 +69,7 @@ def test_mig_devices_have_their_capabilities(root: Path) -> None:
 def test_an_inventory_survives_json(root: Path) -> None:
     _, config = simulate(root, gpus=2, models=("A100",), mig={0: ("1g.10gb",)})
     found = discover(config)
-    assert Inventory.from_json(found.to_json()) == found
+    assert NvidiaInventory.from_json(found.to_json()) == found
 
 
 def test_a_machine_without_gpus_has_an_empty_inventory(root: Path) -> None:

@@ -210,7 +210,7 @@ REFUSING = {
 @pytest.mark.protects(
     "dra-slice-refused",
     "DRA: a time slice that a GPU refuses holds no claim's devices back",
-    instead='if refused: failures.append(NotSet(device, SLICE, refused, ""))\nif False:',
+    instead='if refused: failures.append(UnchangedSetting(device, SLICE, refused, ""))\nif False:',
 )
 @pytest.mark.parametrize("name", [*REFUSING])
 def test_a_gpu_that_refuses_a_setting_is_usable_by_other_claims(

@@ -30,7 +30,7 @@ from pod_resources import PodResources
 
 from gpuhook.base.config.loader import load
 from gpuhook.cluster.nri.answer import InjectionMode, decide
-from gpuhook.cluster.nri.asked import Asked
+from gpuhook.cluster.nri.asked import ContainerRequest
 
 OURS, STRANGER = "gpu-py", "stranger"
 PLAIN = image("debian")
@@ -281,7 +281,7 @@ def test_the_unit_tests_model_of_variables_matches_the_engine(
     way = InjectionMode(
         load(str(node.system.config)), "/hook", given=lambda *_: [("nvidia.com/gpu", gpu.uuid)]
     )
-    asked = Asked("default", "pod", "main", "", tuple(without))
+    asked = ContainerRequest("default", "pod", "main", "", tuple(without))
     changes = dict(each.partition("=")[::2] for each in decide(asked, way).edits["env"])
     with node.plugin(*kubelet.words):
         assert sorted(entries()) == sorted(nri_engines.adjusted(without, changes))

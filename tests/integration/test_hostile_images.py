@@ -32,7 +32,7 @@ def victim(tmp_path: Path) -> Path:
     "confined",
     "paths are confined, and nothing is made on a mount of the host",
     instead="return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)\nhow = b''",
-    also=("own-mount", "return Verdict(True, shared)"),
+    also=("own-mount", "return MountPermissions(True, shared)"),
     only="links_in_the_image and runc-host",
 )
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from harness.snapshot import mount_table
 
 from gpuhook import inject as injection
 from gpuhook.base.container import kernel, mounts
-from gpuhook.base.container.changes import Container
+from gpuhook.base.container.changes import ContainerRootfs
 from gpuhook.base.errors import InjectError, VolumeError
 from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
@@ -121,7 +121,7 @@ def everything(victim: Path) -> tuple[list[str], object]:
 
 def no_boundary() -> None:
     """Take the second line of defence out: every mount counts as the container's own."""
-    own = mounts.Verdict(own=True, shared=False)
+    own = mounts.MountPermissions(own=True, shared=False)
     mounts.Boundary.verdict = lambda self, fd: own  # type: ignore[method-assign]
 
 
@@ -217,7 +217,7 @@ def swapping(root: Path, name: str, link: str) -> Iterator[None]:
         os.waitpid(pid, 0)
 
 
-def forget_places(container: Container) -> None:
+def forget_places(container: ContainerRootfs) -> None:
     """Have every step resolve its path again, so that there is more to race for."""
     for fd in (*container._places.values(), *container._held):
         os.close(fd)

@@ -27,7 +27,7 @@ from harness.snapshot import mount_table
 
 from gpuhook.base.container import kernel, mounts
 from gpuhook.base.errors import InjectError, VolumeError
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
@@ -85,7 +85,7 @@ def library(driver: Path) -> Operation:
 
 
 def device(driver: Path) -> Operation:
-    return BindDevice(str(driver), Node("/dev/nvidia0", 195, 0), "test")
+    return BindDevice(str(driver), DeviceNode("/dev/nvidia0", 195, 0), "test")
 
 
 def socket(driver: Path) -> Operation:
@@ -96,8 +96,8 @@ def no_volumes() -> None:
     """Take a protection out: treat volumes as the container's own folders."""
     judge = mounts.Boundary._judge
 
-    def judged(self: mounts.Boundary, mount: bytes) -> mounts.Verdict:
-        return mounts.Verdict(own=True, shared=judge(self, mount).shared)
+    def judged(self: mounts.Boundary, mount: bytes) -> mounts.MountPermissions:
+        return mounts.MountPermissions(own=True, shared=judge(self, mount).shared)
 
     mounts.Boundary._judge = judged  # type: ignore[method-assign]
 
@@ -106,8 +106,8 @@ def no_sharing() -> None:
     """Take a protection out: mount also where the host sees it."""
     judge = mounts.Boundary._judge
 
-    def judged(self: mounts.Boundary, mount: bytes) -> mounts.Verdict:
-        return mounts.Verdict(own=judge(self, mount).own, shared=False)
+    def judged(self: mounts.Boundary, mount: bytes) -> mounts.MountPermissions:
+        return mounts.MountPermissions(own=judge(self, mount).own, shared=False)
 
     mounts.Boundary._judge = judged  # type: ignore[method-assign]
 

@@ -14,7 +14,7 @@ from gpuhook import inject as injection
 from gpuhook.base.container import kernel
 from gpuhook.base.container.changes import Journal
 from gpuhook.base.errors import InjectError
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     BindDevice,
@@ -125,7 +125,7 @@ def plan(driver: Path) -> list[Operation]:
     return [
         MaskProc(source, ("params", "version", "registry"), (GPU, MIG), "test"),
         *binds,
-        BindDevice(source, Node("/dev/nvidia0", 195, 0), "test"),
+        BindDevice(source, DeviceNode("/dev/nvidia0", 195, 0), "test"),
         Symlink(f"{LIBRARIES}/libcuda.so.1", "libcuda.so.1.2.3", replace=True, reason="stale"),
         Symlink(f"{LIBRARIES}/libnvidia-ml.so.1", "libnvidia-ml.so.1.2.3", replace=True, reason=""),
         Symlink(f"{LIBRARIES}/libcuda.so", "libcuda.so.1", replace=False, reason="new"),

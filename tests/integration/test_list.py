@@ -23,7 +23,7 @@ from harness.podman import Podman
 from harness.prefork import ONE
 from yardstick import of_children, yardstick
 
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core.records import records
 
 SLEEP = ("sleep", "1000")
@@ -249,7 +249,7 @@ def test_many_containers_and_mig_devices_are_listed_quickly(
                 pid = int(idle.stdout.readline())
                 process = os.open(f"/proc/{pid}", os.O_PATH)
                 numbers = [os.major(node), os.minor(node)]
-                found = records.describe(State(f"idle-{pid}", pid, "", None), None, [])
+                found = records.describe(ContainerState(f"idle-{pid}", pid, "", None), None, [])
                 record = {**found, "given": [given(numbers)]}
                 with records.RecordWriter(str(state), process, record):
                     os.close(process)

@@ -22,7 +22,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.prometheus import Prometheus, prometheus
 
-from gpuhook_simulate.vendors.nvidia import Process, report_xid, run_process
+from gpuhook_simulate.vendors.nvidia import SimulatedProcess, report_xid, run_process
 from gpuhook_simulate.vendors.nvidia.state import load_machine
 
 GIB = 1 << 30
@@ -91,9 +91,9 @@ def scene(
             _start(each, devices, words, installation, config)
             made.append(each)
         used = driver.gpus[0].uuid
-        run_process(str(root), Process(used, _first_process(made[0]), 2 * GIB, 40))
-        run_process(str(root), Process(parts[0], _first_process(made[1]), GIB, 20))
-        run_process(str(root), Process(used, os.getpid(), 3 * GIB, 10))
+        run_process(str(root), SimulatedProcess(used, _first_process(made[0]), 2 * GIB, 40))
+        run_process(str(root), SimulatedProcess(parts[0], _first_process(made[1]), GIB, 20))
+        run_process(str(root), SimulatedProcess(used, os.getpid(), 3 * GIB, 10))
         port = stack.enter_context(exporter(config))
         server = stack.enter_context(prometheus(prometheus_programs, folder / "server", port))
         wait_until(lambda: bool(server.query("gpuhook_gpu_power_watts")), "it scrapes", PATIENCE)

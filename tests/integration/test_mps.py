@@ -253,12 +253,12 @@ def stop(*words):
     time.sleep(1000)
 name = sys.argv[1]
 if name == "started":
-    keep.Keeper._set_up = stop
+    keep.MpsController._set_up = stop
 else:
     tell, told = control.Control.tell, []
     control.Control.tell = lambda *words: told and stop() or told.append(tell(*words)) or None
     told = []
-keep.Keeper(load(), print).start()
+keep.MpsController(load(), print).start()
 """
 
 
@@ -310,9 +310,9 @@ def test_a_client_before_the_limits_are_set_stops_the_start(site: Site) -> None:
     program_of = site.installation.command.parent / "python"
     code = (
         "import time; from gpuhook.base.config.loader import load;"
-        "from gpuhook.monitor.mps import keep; set_up = keep.Keeper._set_up;"
-        "keep.Keeper._set_up = lambda *words: time.sleep(3) or set_up(*words);"
-        "keep.Keeper(load(), print).start()"
+        "from gpuhook.monitor.mps import keep; set_up = keep.MpsController._set_up;"
+        "keep.MpsController._set_up = lambda *words: time.sleep(3) or set_up(*words);"
+        "keep.MpsController(load(), print).start()"
     )
     done = run([program_of, "-c", code], env={"GPUHOOK_CONFIG": str(site.config)})
     assert "became a client of MPS before the limits were set" in done.stderr
@@ -332,9 +332,10 @@ def test_an_unrecorded_daemon_is_ended(site: Site) -> None:
     site.mps("start").ok()
     program = site.installation.command.parent / "python"
     code = (
-        "from gpuhook.vendors.nvidia import mps; from gpuhook.monitor.mps.keep import Keeper;"
+        "from gpuhook.vendors.nvidia import mps;"
+        "from gpuhook.monitor.mps.keep import MpsController;"
         "from gpuhook.base.config.loader import load; c = load();"
-        "Keeper(c, print)._save(mps.read(c.state_dir).but(daemon=''))"
+        "MpsController(c, print)._save(mps.read(c.state_dir).but(daemon=''))"
     )
     run([program, "-c", code], env={"GPUHOOK_CONFIG": str(site.config)}).ok()
     assert site.daemons()

@@ -25,7 +25,7 @@ from gpuhook_simulate.vendors.nvidia import (
     report_xid,
     run_process,
 )
-from gpuhook_simulate.vendors.nvidia.activity import Process
+from gpuhook_simulate.vendors.nvidia.activity import SimulatedProcess
 
 VERSION = "580.65.06"
 LIBRARY_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
@@ -344,7 +344,7 @@ def test_a_simulated_root_whose_path_another_user_controls_is_refused(
         lambda: remove(str(place)),
         lambda: change(str(place), lost=frozenset({0})),
         lambda: report_xid(str(place), 79, "0"),
-        lambda: run_process(str(place), Process("0", 4711, 0)),
+        lambda: run_process(str(place), SimulatedProcess("0", 4711, 0)),
     ):
         with pytest.raises(UntrustedPathError, match="could lead root elsewhere"):
             attempt()

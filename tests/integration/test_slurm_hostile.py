@@ -305,7 +305,7 @@ def test_processes_in_a_user_made_cgroup_are_not_killed(
 REUSED = """
 import os, signal, sys
 from gpuhook.hpc.slurm import job_groups
-from gpuhook.hpc.slurm.job_groups import Job
+from gpuhook.hpc.slurm.job_groups import SlurmJob
 group, ada, bea, job = sys.argv[1], *map(int, sys.argv[2:])
 
 def born(user, place=None):
@@ -337,7 +337,7 @@ def looked(pid, groups):
 
 job_groups._is_jobs = looked
 born(ada, group)
-groups = job_groups.find(Job(job, ada, "ada"))
+groups = job_groups.find(SlurmJob(job, ada, "ada"))
 assert groups
 job_groups._set = lambda *_, **__: None  # as where the kernel can't freeze them
 assert job_groups.end_processes(groups) == []

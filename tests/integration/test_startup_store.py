@@ -12,7 +12,7 @@ import pytest
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError
 from gpuhook.core.inventory import cache
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 from gpuhook_simulate.vendors.nvidia import Failure, Options, build, remove
 
@@ -32,9 +32,9 @@ class Host:
     def simulate(self, **options: Any) -> None:
         build(Options(root=str(self.root), **options))
 
-    def inventory(self) -> Inventory:
+    def inventory(self) -> NvidiaInventory:
         found = cache.get_inventory(self.config, VENDOR)
-        assert isinstance(found, Inventory)
+        assert isinstance(found, NvidiaInventory)
         return found
 
 

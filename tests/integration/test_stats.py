@@ -27,7 +27,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 from harness.strangers import AS_STRANGER
 
-from gpuhook_simulate.vendors.nvidia import Process, end_process, run_process
+from gpuhook_simulate.vendors.nvidia import SimulatedProcess, end_process, run_process
 
 GIB = 1 << 30
 PATIENCE = 300.0
@@ -55,7 +55,7 @@ def container(
 
 @contextlib.contextmanager
 def using(driver: Driver, device: str, pid: int, memory: int, sm: int) -> Iterator[None]:
-    run_process(str(driver.root), Process(device, pid, memory, sm))
+    run_process(str(driver.root), SimulatedProcess(device, pid, memory, sm))
     try:
         yield
     finally:

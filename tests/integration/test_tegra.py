@@ -23,8 +23,8 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.nvidia.discover import discover
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
-from gpuhook.vendors.nvidia.nvml import Answer
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
+from gpuhook.vendors.nvidia.nvml import NvmlResponse
 from gpuhook.vendors.nvidia.tegra import discover as discover_tegra
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -82,7 +82,7 @@ def settings(root: Path) -> Config:
     return config
 
 
-def listed(root: Path, *lines: str) -> Inventory:
+def listed(root: Path, *lines: str) -> NvidiaInventory:
     """Return what there is with a list more."""
     (root / LISTS / "l4t.csv").write_text("\n".join(lines))
     return discover(settings(root))
@@ -117,7 +117,7 @@ def test_discovery_finds_the_tegra_device_nodes_and_files(tegra: Devices) -> Non
     assert {node.path for node in found.nodes} == {*NODES, OTHER}
     of_all = {file.target for file in found.files if file.capability}
     assert of_all == {f"{FOLDER}/libcudnn.so.9"}
-    assert Inventory.from_json(found.to_json()) == found
+    assert NvidiaInventory.from_json(found.to_json()) == found
 
 
 def test_files_outside_the_driver_root_are_not_listed(copy: Path) -> None:
@@ -191,7 +191,7 @@ def test_another_gpu_beside_tegras_own_is_refused(tegra: Devices) -> None:
         Gpu(index, index, "", "", name, "", "", False, ())
         for index, name in enumerate(("Orin (nvgpu)", "NVIDIA RTX A2000"))
     )
-    answer = Answer("580.1", "13.0", gpus, ())
+    answer = NvmlResponse("580.1", "13.0", gpus, ())
     with Rootfs(str(tegra.root)) as root, pytest.raises(DriverError, match="Tegra with 2 GPUs"):
         discover_tegra(root, settings(tegra.root), answer)
 

@@ -22,7 +22,7 @@ from gpuhook.core.cdi import folders
 from gpuhook.monitor.host.uevents import Event
 from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.tools.cdi.managed_specs import last_errors
-from gpuhook.tools.watch import Events
+from gpuhook.tools.watch import DeviceEvents
 
 # What a watch waits in, select or pselect6: asm/unistd.h.
 SELECT = {"x86_64": ("23", "270"), "aarch64": ("72",)}[os.uname().machine]
@@ -36,7 +36,7 @@ def about_null(event: Event) -> bool:
 
 def test_an_event_ends_the_wait(workspace: Path) -> None:
     timer = threading.Timer(0.2, NULL.write_text, ["change"])
-    with Events(about_null) as events:
+    with DeviceEvents(about_null) as events:
         timer.start()
         before = time.monotonic()
         assert events.wait(900.0)
@@ -44,7 +44,7 @@ def test_an_event_ends_the_wait(workspace: Path) -> None:
 
 
 def test_an_event_behind_others_ends_the_wait(workspace: Path) -> None:
-    with Events(about_null) as events:
+    with DeviceEvents(about_null) as events:
         for _ in range(2):
             for path in (ZERO, ZERO, ZERO, NULL):
                 path.write_text("change")
@@ -53,7 +53,7 @@ def test_an_event_behind_others_ends_the_wait(workspace: Path) -> None:
 
 def test_unrelated_events_do_not_end_the_wait(workspace: Path) -> None:
     timer = threading.Timer(0.2, NULL.write_text, ["change"])
-    with Events(lambda event: concerns_us(event, Config())) as events:
+    with DeviceEvents(lambda event: concerns_us(event, Config())) as events:
         timer.start()
         before = time.monotonic()
         assert not events.wait(1.0)

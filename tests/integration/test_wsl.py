@@ -22,7 +22,7 @@ from harness.vendors import MODES, Devices, in_mode, nodes_seen
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.vendors.nvidia.discover import discover
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 
 ASK = "NVIDIA_VISIBLE_DEVICES"
 DXG = "/dev/dxg"
@@ -75,7 +75,7 @@ def copy(wsl: Devices, workspace: Path, request: pytest.FixtureRequest) -> Itera
     shutil.rmtree(root)
 
 
-def found_in(root: Path) -> Inventory:
+def found_in(root: Path) -> NvidiaInventory:
     config = Config()
     config.driver_root = str(root)
     return discover(config)
@@ -114,7 +114,7 @@ def test_discovery_finds_the_wsl_gpus_and_driver_files(wsl: Devices) -> None:
     paths = {file.path for file in found.files}
     assert {path.rpartition("/")[2] for path in paths if path.startswith(STORE)} == IN_STORE
     assert paths - {f"{STORE}/{name}" for name in IN_STORE} == {"/usr/lib/wsl/lib/libdxcore.so"}
-    assert Inventory.from_json(found.to_json()) == found
+    assert NvidiaInventory.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize("name", ["libnvoptix_loader.so", "nvoptix.bin", "nvapi64.dll"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import paper
 
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors.amd import discover
 from gpuhook_simulate.vendors import amd as simulate
 
@@ -54,6 +54,6 @@ def looked_at(root: Path) -> Inventory:
         name = path.rpartition("/")[2]
         minor = name.removeprefix("card").removeprefix("renderD")
         major = KFD if name == "kfd" else DRM
-        nodes.append(Node(path, major, int(minor) if minor.isdecimal() else 0, 0o660, 0, 105))
+        nodes.append(DeviceNode(path, major, int(minor) if minor.isdecimal() else 0, 0o660, 0, 105))
     facts = (seen.vendor, seen.root, seen.version, seen.devices)
     return Inventory(*facts, (*seen.nodes, *nodes), seen.control)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpuhook.base.config.model import Config
 from gpuhook.core import contract
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors import registry
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors import simulator
@@ -25,12 +25,12 @@ class NodesOnPaper(Tree):
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, DeviceNode] = {}
 
     def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
         path = f"/{relative.lstrip('/')}"
         self.text(path, "")
-        self.nodes[path] = Node(path, major, minor, mode, 0, gid)
+        self.nodes[path] = DeviceNode(path, major, minor, mode, 0, gid)
 
 
 def simulated(root: Path, config: Config, name: str, count: int, **settings: str) -> NodesOnPaper:

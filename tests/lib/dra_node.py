@@ -8,8 +8,8 @@ from typing import Any
 from api_server import TOKEN, ApiServer
 
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.api_client import Client
-from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER, Keeper
+from gpuhook.cluster.dra.api_client import ApiClient
+from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER, SliceReconciler
 
 Object = dict[str, Any]
 
@@ -68,9 +68,9 @@ class Node:
         self.said: list[str] = []
         self.now = 10_000.0
         access = Access(api.url, (api.folder / "ca.crt").read_bytes(), token=token.encode())
-        self.client = Client(access)
+        self.client = ApiClient(access)
         rng = random.Random(name)  # noqa: S311 - the same each time
-        self.keeper = Keeper(self.client, name, self.said.append, lambda: self.now, rng)
+        self.keeper = SliceReconciler(self.client, name, self.said.append, lambda: self.now, rng)
 
     def want(self, *given: list[Object] | Object, drivers: tuple[str, ...] = ()) -> None:
         """Have it publish slices, both with counters of their own and without."""

@@ -19,8 +19,8 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra import service, work
 from gpuhook.cluster.dra.claim_preparer import ClaimGoneError
-from gpuhook.cluster.dra.devices import Devices
-from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.devices import DeviceRegistry
+from gpuhook.cluster.dra.options import DraOptions
 from gpuhook.cluster.dra.slices import Choices
 from gpuhook.cluster.kubelet_endpoint.supervisor import tell
 
@@ -92,10 +92,10 @@ def main() -> None:
         _end_where_told(Path(words["claims"]) / KILL)
     for module in (service, work):
         vars(module)["TIMEOUT"] = words.get("limit", work.TIMEOUT)
-    devices = Devices(config, choices, tell, recovery=words.get("recovery", 300.0),
+    devices = DeviceRegistry(config, choices, tell, recovery=words.get("recovery", 300.0),
                       interval=words.get("interval", 0.2))  # fmt: skip
     claims = FolderClaims(Path(words["claims"]))
-    sys.exit(service.run(devices, Options(**words["options"]), claims, None))
+    sys.exit(service.run(devices, DraOptions(**words["options"]), claims, None))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import own
 
 from gpuhook.base.config.model import Config
 from gpuhook.core.contract import Grant
-from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.inventory.model import DeviceNode, DriverFile
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.plan import image
 from gpuhook.core.plan.image import Image
@@ -14,7 +14,7 @@ from gpuhook.core.plan.operations import Plan
 from gpuhook.core.planner import make_plan
 from gpuhook.core.request.reader import Request, SpecReader
 from gpuhook.vendors.nvidia import names
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
+from gpuhook.vendors.nvidia.model import Gpu, Mig, NvidiaInventory
 from gpuhook.vendors.nvidia.variables import NvidiaOptions
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -71,21 +71,21 @@ FILES = (
 )
 
 
-def machine(*gpus: Gpu) -> Inventory:
+def machine(*gpus: Gpu) -> NvidiaInventory:
     nodes = [
-        Node("/dev/nvidiactl", 195, 255),
-        Node("/dev/nvidia-modeset", 195, 254),
-        Node("/dev/nvidia-uvm", 511, 0),
-        Node("/dev/nvidia-uvm-tools", 511, 1),
-        Node("/dev/nvidia-fs0", 510, 0),
-        Node("/dev/nvidia-caps-imex-channels/channel7", 509, 7),
+        DeviceNode("/dev/nvidiactl", 195, 255),
+        DeviceNode("/dev/nvidia-modeset", 195, 254),
+        DeviceNode("/dev/nvidia-uvm", 511, 0),
+        DeviceNode("/dev/nvidia-uvm-tools", 511, 1),
+        DeviceNode("/dev/nvidia-fs0", 510, 0),
+        DeviceNode("/dev/nvidia-caps-imex-channels/channel7", 509, 7),
     ]
     for one in gpus:
-        nodes.append(Node(f"/dev/nvidia{one.minor}", 195, one.minor))
-        nodes.append(Node(one.drm[0], 226, one.minor))
-        nodes.append(Node(one.drm[1], 226, 128 + one.minor))
-    nodes += [Node(f"/dev/nvidia-caps/nvidia-cap{n}", 508, n) for n in (1, 2, 12, 13, 21, 22)]
-    return Inventory("/", VERSION, "13.0", gpus, tuple(nodes), FILES, (), MIG_MINORS)
+        nodes.append(DeviceNode(f"/dev/nvidia{one.minor}", 195, one.minor))
+        nodes.append(DeviceNode(one.drm[0], 226, one.minor))
+        nodes.append(DeviceNode(one.drm[1], 226, 128 + one.minor))
+    nodes += [DeviceNode(f"/dev/nvidia-caps/nvidia-cap{n}", 508, n) for n in (1, 2, 12, 13, 21, 22)]
+    return NvidiaInventory("/", VERSION, "13.0", gpus, tuple(nodes), FILES, (), MIG_MINORS)
 
 
 def read_request(spec: Any, config: Config) -> Request:
@@ -99,12 +99,12 @@ def asked(*selectors: str, **options: Any) -> Request:
     return Request(names.NAME, "environment", selectors, selectors=selectors, options=filled)
 
 
-def granted(request: Request, inventory: Inventory) -> Grant:
+def granted(request: Request, inventory: NvidiaInventory) -> Grant:
     """Return what a machine gives for a request; an error where it can't."""
     devices = select(request.selectors, inventory, names, request.spaces)
     return Grant(VENDOR, request, inventory, devices)
 
 
-def planned(request: Request, inventory: Inventory, what: Image | None = None) -> Plan:
+def planned(request: Request, inventory: NvidiaInventory, what: Image | None = None) -> Plan:
     """Return the plan for a request."""
     return make_plan([granted(request, inventory)], what or image.unknown())

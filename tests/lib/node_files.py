@@ -11,7 +11,7 @@ from unittest import mock
 from paper import NodesOnPaper
 
 from gpuhook.core.contract import package
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.vendors import registry
 from gpuhook_simulate.vendors import simulator
 
@@ -42,13 +42,13 @@ class Machine(NodesOnPaper):
         discover = import_module(f"{package(registry.KNOWN[self.vendor])}.discover")
         nodes = self.nodes
 
-        def known(path: str, status: object, inside: str = "") -> Node | None:
+        def known(path: str, status: object, inside: str = "") -> DeviceNode | None:
             node = nodes.get(path) if status is not None else None
             if node is None:
                 return None
-            return Node(path, *node.numbers, node.mode, node.uid, node.gid, inside)
+            return DeviceNode(path, *node.numbers, node.mode, node.uid, node.gid, inside)
 
-        with mock.patch.object(Node, "of", known):
+        with mock.patch.object(DeviceNode, "of", known):
             return discover.discover(str(self.place))
 
 

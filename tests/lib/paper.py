@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from gpuhook.core.contract import package
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors import registry
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors import Simulator
@@ -19,12 +19,12 @@ class NodesOnPaper(Tree):
 
     def __init__(self, root: str, inside: Callable[[str], str] = lambda _: "") -> None:
         super().__init__(root)
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, DeviceNode] = {}
         self._inside = inside
 
     def node(self, relative: str, major: int, minor: int, mode: int = 0o666, gid: int = 0) -> None:
         path = f"/{relative.lstrip('/')}"
-        self.nodes[path] = Node(path, major, minor, mode, 0, gid, self._inside(path))
+        self.nodes[path] = DeviceNode(path, major, minor, mode, 0, gid, self._inside(path))
 
 
 def simulated(

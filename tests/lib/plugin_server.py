@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from gpuhook.cluster.device_plugin.state import Resource, State, Unit
+from gpuhook.cluster.device_plugin.state import PluginState, Resource, Unit
 
 PATIENCE_S = 300
 _CODE = """
@@ -87,7 +87,7 @@ class PluginServer:
 
     def report(self, *resources: Resource) -> None:
         """Have the server know of this state."""
-        self.send(State(resources).to_line())
+        self.send(PluginState(resources).to_line())
 
     def send(self, line: bytes) -> None:
         """Send a line as the supervisor does."""

@@ -44,7 +44,7 @@ VENDOR = Absent()
 # The packages of vendors' optional modules; all others are in tools.
 PACKAGES = {
     **dict.fromkeys(("claim_config", "cluster", "labels", "plugin", "slices"), "cluster"),
-    **dict.fromkeys(("makers_series", "telemetry"), "metrics"),
+    **dict.fromkeys(("exporter_series", "telemetry"), "metrics"),
     **dict.fromkeys(("events", "links", "settings"), "monitor"),
 }
 

@@ -108,7 +108,7 @@ def room_of(module: str) -> str:
 
 
 def handling_images() -> dict[str, str]:
-    """Return the modules that hold a Rootfs or a Container, by what they import: name -> text."""
+    """Return the modules that hold a Rootfs or a ContainerRootfs: their text by name."""
     words = (
         "gpuhook.base.container.rootfs",
         "gpuhook.base.container.changes",

@@ -191,6 +191,16 @@ def test_only_the_simulate_command_refers_to_gpuhook_simulate() -> None:
     assert knows == {"tools.cli.simulate"}
 
 
+def test_class_names_are_unique() -> None:
+    modules: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, []).append(name)
+    repeated = {name: where for name, where in modules.items() if len(where) > 1}
+    assert repeated == {}, "give each class a noun that no other has, with its subject in front"
+
+
 def test_the_top_package_has_at_most_12_modules() -> None:
     assert len([*PACKAGE.glob("*.py")]) <= 12
 

@@ -18,7 +18,7 @@ from machines import gpu, machine, mig
 from gpuhook import inject, prestart_hook, runtime_shim
 from gpuhook.base.cgroup import access
 from gpuhook.base.config.loader import load
-from gpuhook.base.container.changes import Container, Journal
+from gpuhook.base.container.changes import ContainerRootfs, Journal
 from gpuhook.base.container.rootfs import PATH_FLAGS
 from gpuhook.base.errors import GpuhookError
 from gpuhook.base.oci.runtime_argv import Arguments
@@ -119,9 +119,9 @@ class Stage:
         monkeypatch.setattr(inject, "apply", lambda plan, _: self.executed.append(plan))
         monkeypatch.setattr(records, "RecordWriter", lambda *_, **_facts: nullcontext())
 
-    def open_container(self, pid: int, root: str) -> Container:
+    def open_container(self, pid: int, root: str) -> ContainerRootfs:
         process = os.open(f"/proc/{pid}", PATH_FLAGS)
-        return Container(os.open(root, PATH_FLAGS), root, Journal(), (0, 0), process)
+        return ContainerRootfs(os.open(root, PATH_FLAGS), root, Journal(), (0, 0), process)
 
     def shim(self) -> str:
         """Have gpu-py edit the bundle; return why it refuses it, if it does."""

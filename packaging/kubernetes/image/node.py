@@ -13,7 +13,7 @@ from gpuhook.base.config.model import DEFAULT_PATH
 from gpuhook.base.config.source import read_text
 from gpuhook.base.errors import EngineError
 from gpuhook.cluster.device_plugin.settings import CDI_FOLDER
-from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.engines.lock import FolderLock
 
 # What the kubelet shows of a pod's end.
 LAST_WORDS = "/dev/termination-log"
@@ -80,9 +80,9 @@ class Node:
         """The device plugin's file of options."""
         return f"{self.folder}/device-plugin.yaml"
 
-    def locked(self) -> Lock:
+    def locked(self) -> FolderLock:
         """Return what keeps other installers of this node waiting."""
-        return Lock(f"{self.folder}/lock", "installing gpuhook", LOCK_SECONDS, EngineError)
+        return FolderLock(f"{self.folder}/lock", "installing gpuhook", LOCK_SECONDS, EngineError)
 
 
 def tasks_of(state: str) -> str:

@@ -16,7 +16,7 @@ from node import say
 
 from gpuhook.base.errors import EngineError
 from gpuhook.cluster.dra import access
-from gpuhook.cluster.dra.api_client import ApiError, Client, segment
+from gpuhook.cluster.dra.api_client import ApiClient, ApiError, segment
 
 DURATION = 300  # seconds without a renewal until another node may take it
 RENEW_SECONDS = 30.0
@@ -141,4 +141,4 @@ class Lease:
 
 def lease_of(name: str, holder: str) -> Lease | None:
     """Return the lease of that name, None without a name; PluginError if this isn't a pod."""
-    return Lease(name, holder, Client(access.find())) if name else None
+    return Lease(name, holder, ApiClient(access.find())) if name else None

@@ -11,7 +11,7 @@ from node_lease import Asks
 
 from gpuhook.base.config.source import read_text
 from gpuhook.cluster.dra import access
-from gpuhook.cluster.dra.api_client import ApiError, Client, segment
+from gpuhook.cluster.dra.api_client import ApiClient, ApiError, segment
 
 # The DaemonSets of removers, as the chart renders them.
 REMOVERS = "/uninstall/*.json"
@@ -108,4 +108,4 @@ class Removal:
 def remove_from_all(namespace: str, runtime_class: str) -> None:
     """Remove gpuhook from all nodes, as this pod's account may; return when that is done."""
     removers = [json.loads(read_text(path)) for path in sorted(glob.glob(REMOVERS))]
-    Removal(namespace, Client(access.find())).run(removers, runtime_class)
+    Removal(namespace, ApiClient(access.find())).run(removers, runtime_class)

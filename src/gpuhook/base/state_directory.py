@@ -116,7 +116,7 @@ class StateDirectory:
 
     # Locks ------------------------------------------------------------------------------------
 
-    def lock(self, name: str, seconds: float = 0.0, *, for_life: bool = False) -> "Lock":
+    def lock(self, name: str, seconds: float = 0.0, *, for_life: bool = False) -> "StateLock":
         """Take the lock of a file, which is created; TimeoutError if it stays with another process.
 
         Other users can't open the file, and so not lock it. With ``for_life`` the lock is this
@@ -130,7 +130,7 @@ class StateDirectory:
             try:
                 taken = lock.hold(fd) if for_life else lock.take(fd, end - time.monotonic())
                 if taken and self._has(name, fd):
-                    return Lock(fd)
+                    return StateLock(fd)
             except BaseException:
                 os.close(fd)
                 raise
@@ -198,7 +198,7 @@ class StateDirectory:
         fileio.remove(name, self.fd)
 
 
-class Lock:
+class StateLock:
     """A lock that is held until the end of a with block, or until ``close``."""
 
     __slots__ = ("fd",)

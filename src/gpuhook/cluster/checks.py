@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from gpuhook.cluster.nri.transport import PROCESS, SOCKET
 from gpuhook.tools.doctor import engines
-from gpuhook.tools.doctor.case import Case, Step
+from gpuhook.tools.doctor.case import Case, CheckStep
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 
 _CHECK = "device-plugin"
@@ -115,4 +115,4 @@ def _has_extra() -> bool:
         return False
 
 
-STEPS = (Step(device_plugin), Step(engines_plugin))
+STEPS = (CheckStep(device_plugin), CheckStep(engines_plugin))

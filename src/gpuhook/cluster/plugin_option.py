@@ -21,14 +21,14 @@ class Kind:
     """
 
     words: str
-    parse: Callable[["Option", str], Any]
+    parse: Callable[["PluginOption", str], Any]
     metavar: str = "TEXT"
     types: tuple[type, ...] = (str,)
     several: bool = False
 
 
 @dataclass(frozen=True)
-class Option:
+class PluginOption:
     """One option: ``field`` of its settings, ``place`` in the file, ``old`` names of the flag.
 
     A vendor's option is listed in the help ``before`` the flag of that name, or at the end.
@@ -79,26 +79,26 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
 
 
-def _flag(option: Option, text: str) -> bool:
+def _flag(option: PluginOption, text: str) -> bool:
     if text not in (*_TRUE, *_FALSE):
         raise ValueError(option.expected)
     return text in _TRUE
 
 
-def _choice(option: Option, text: str) -> str:
+def _choice(option: PluginOption, text: str) -> str:
     if text not in option.choices:
         raise ValueError(option.expected)
     return text
 
 
-def _words(option: Option, text: str) -> tuple[str, ...]:
+def _words(option: PluginOption, text: str) -> tuple[str, ...]:
     found = words(text)
     if not {*found} <= {*option.choices}:
         raise ValueError(option.expected)
     return tuple(dict.fromkeys(found))
 
 
-def _path(option: Option, text: str) -> str:
+def _path(option: PluginOption, text: str) -> str:
     if not text.startswith("/") or "\0" in text:
         raise ValueError(option.expected)
     return text
@@ -107,7 +107,7 @@ def _path(option: Option, text: str) -> str:
 def seconds(least: float) -> Kind:
     """Return the kind for a time in seconds, ``least`` or more."""
 
-    def parse(option: Option, text: str) -> float:
+    def parse(option: PluginOption, text: str) -> float:
         try:
             value = float(text)
         except ValueError:
@@ -122,7 +122,7 @@ def seconds(least: float) -> Kind:
 def numbers(below: int) -> Kind:
     """Return the kind for a list of numbers, each less than ``below``."""
 
-    def parse(_: Option, text: str) -> tuple[int, ...]:
+    def parse(_: PluginOption, text: str) -> tuple[int, ...]:
         found = [number(word) for word in words(text)] if text else []
         known = [each for each in found if each is not None and each < below]
         if len(known) < len(found):

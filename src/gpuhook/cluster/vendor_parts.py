@@ -6,16 +6,16 @@ from typing import Any, Protocol
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.plugin_option import Option
+from gpuhook.cluster.plugin_option import PluginOption
 from gpuhook.core.inventory.model import Device
-from gpuhook.monitor.vendor_parts import Part, Values
+from gpuhook.monitor.vendor_parts import Values, VendorPart
 
 
-class Plugin(Protocol):
+class PluginModule(Protocol):
     """``plugin``: options of the clusters' device plugin for this vendor."""
 
     @property
-    def OPTIONS(self) -> tuple[Option, ...]:  # noqa: N802
+    def OPTIONS(self) -> tuple[PluginOption, ...]:  # noqa: N802
         """The options, in the order of the help; no other vendor uses their names."""
 
     @property
@@ -59,7 +59,7 @@ class Labels(Protocol):
     ) -> Mapping[str, str]:
         """Return the labels; DriverError if the driver doesn't answer.
 
-        ``root`` is the driver root, ``chosen`` the result of ``Plugin.settings``, None for a
+        ``root`` is the driver root, ``chosen`` the result of ``PluginModule.settings``, None for a
         vendor without. ``shares`` are by resource.
         """
 
@@ -108,8 +108,8 @@ class ClaimConfig(Protocol):
         """
 
 
-plugin: Part[Plugin] = Part("cluster", "plugin")
+plugin: VendorPart[PluginModule] = VendorPart("cluster", "plugin")
 
-labels: Part[Labels] = Part("cluster", "labels")
+labels: VendorPart[Labels] = VendorPart("cluster", "labels")
 
-claim_config: Part[ClaimConfig] = Part("cluster", "claim_config")
+claim_config: VendorPart[ClaimConfig] = VendorPart("cluster", "claim_config")

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.base.oci.jsontext import Record
-    from gpuhook.base.oci.process import Setting
-    from gpuhook.core.inventory.model import Device, Inventory, Node
+    from gpuhook.base.oci.process import EnvironmentSetting
+    from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
     from gpuhook.core.memory_limiter import MemoryLimiter
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
-    from gpuhook.core.request.reader import Reading, Request
+    from gpuhook.core.request.reader import Request, RequestReader
 
     # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
     Known = Mapping[str, ModuleType]
@@ -66,7 +66,7 @@ class Grant:
         self.request = request
         self.inventory = inventory  # of the vendor's own class
         self.devices = devices
-        self._nodes: list[tuple[Node, str]] | None = None
+        self._nodes: list[tuple[DeviceNode, str]] | None = None
         self._rules: dict[tuple[int, int], str] | None = None
 
     @classmethod
@@ -92,7 +92,7 @@ class Grant:
         return cls(vendor, request, inventory, devices)
 
     @property
-    def nodes(self) -> "list[tuple[Node, str]]":
+    def nodes(self) -> "list[tuple[DeviceNode, str]]":
         """The nodes to give, each with the reason."""
         if self._nodes is None:
             self._nodes = self.vendor.nodes(self)
@@ -303,7 +303,7 @@ class Vendor:
         """Tell whether only parts of a device can be used, and not the whole."""
         return any(each.parent == device.id for each in inventory.devices)
 
-    def read(self, reading: "Reading", options: "Any") -> None:
+    def read(self, reading: "RequestReader", options: "Any") -> None:
         """Fill in the options; RequestError for malformed or forbidden ones.
 
         A container that requests no device (``reading.devices`` is None) is never refused.
@@ -332,7 +332,7 @@ class Vendor:
 
     # What it gets -----------------------------------------------------------------------
 
-    def nodes(self, grant: Grant) -> "list[tuple[Node, str]]":
+    def nodes(self, grant: Grant) -> "list[tuple[DeviceNode, str]]":
         """Return the nodes to give, each once, with the reason; DriverError without one of them."""
         noun, title = self.names.NOUN, self.names.TITLE
         wanted = dict.fromkeys(grant.inventory.control, f"control of {title}'s devices")
@@ -351,7 +351,7 @@ class Vendor:
         """Return (major, minor) to allow in addition to the nodes, each with the reason."""
         return {}
 
-    def environment(self, grant: Grant) -> "list[Setting]":  # noqa: ARG002
+    def environment(self, grant: Grant) -> "list[EnvironmentSetting]":  # noqa: ARG002
         """Return the variables to set in the container; only the runtime can, the hook can't."""
         return []
 
@@ -389,7 +389,9 @@ def check_others(grant: Grant, config: "Config") -> None:
         )
 
 
-def existing(wanted: "Mapping[str, str]", nodes: "Iterable[Node]") -> "list[tuple[Node, str]]":
+def existing(
+    wanted: "Mapping[str, str]", nodes: "Iterable[DeviceNode]"
+) -> "list[tuple[DeviceNode, str]]":
     """Return the nodes with these paths, in their order, each with its reason."""
     there = {node.path: node for node in nodes}
     return [(there[path], reason) for path, reason in wanted.items() if path in there]

@@ -14,10 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuhook.core.inventory.model import Node
+    from gpuhook.core.inventory.model import DeviceNode
 
 
-def make_links(nodes: "Iterable[Node]", root: str = "/", dev: str = "/dev") -> list[str]:
+def make_links(nodes: "Iterable[DeviceNode]", root: str = "/", dev: str = "/dev") -> list[str]:
     """Make links that are missing or dangling; return their names.
 
     A link leads to the node in the host's /dev, or else to the one below the driver root. Failures
@@ -40,7 +40,7 @@ def make_links(nodes: "Iterable[Node]", root: str = "/", dev: str = "/dev") -> l
     return made
 
 
-def _is_node(path: str, node: "Node") -> bool:
+def _is_node(path: str, node: "DeviceNode") -> bool:
     try:
         status = os.lstat(path)
     except OSError:

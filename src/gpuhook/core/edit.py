@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _OF_GPU_PY = (names.HELPER_OPTION, names.BUNDLE_OPTION, names.LEASE_VERB)
 
 
-class Task(Record):
+class HookTask(Record):
     """A hook worker's task: the work of a container's hook.
 
     ``kind`` is that of the CDI spec with the hook, "" for gpuhook-prestart.
@@ -38,7 +38,7 @@ class Task(Record):
     kind: str
 
 
-class Edited:
+class EditResult:
     """An edited spec, and the task that a hook worker of it would have, if any."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Edited:
         spec: "Spec",
         config: "Config",
         folder: str,
-        task: Task | None = None,
+        task: HookTask | None = None,
         place: int = 0,
     ) -> None:
         """Take a spec without its hook's arguments; ``place`` is a CDI spec hook's index."""
@@ -79,7 +79,7 @@ def edit(
     documents: "Documents | None" = None,
     container: str = "",
     starter: int | None = None,
-) -> Edited | None:
+) -> EditResult | None:
     """Return a spec edited for its devices; None if it gets none.
 
     ``known`` are all vendors. ``folder`` contains gpuhook-prestart. ``has_worker`` says whether a
@@ -114,12 +114,12 @@ def edit(
             edited = _edit_spec(edited, resolved, config)
         else:
             edited = _edit_for_hook(edited, resolved)
-            task = Task(edited, resolved, "")
+            task = HookTask(edited, resolved, "")
             if has_hook(edited):  # protects: second-hook
                 task = None
     edited = _take(edited, resolved, config, known, folder, way, inventories)
     log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
-    return Edited(edited, config, folder, task, place)
+    return EditResult(edited, config, folder, task, place)
 
 
 def _edit_without_devices(
@@ -129,7 +129,7 @@ def _edit_without_devices(
     known: "Known",
     folder: str,
     inventories: "Mapping[str, Inventory] | None",
-) -> Edited | None:
+) -> EditResult | None:
     """Return the edited spec of a container that requests no devices, None if it is unchanged.
 
     It may have devices all the same: engines apply CDI specs themselves.
@@ -146,7 +146,7 @@ def _edit_without_devices(
             if resource_limits.has_devices(spec, known)
             else edited
         )
-    return None if edited is spec else Edited(edited, config, folder)
+    return None if edited is spec else EditResult(edited, config, folder)
 
 
 def _take(
@@ -246,7 +246,7 @@ def _apply_documents(
     folder: str,
     *,
     has_worker: bool,
-) -> "tuple[Spec, Task | None, int]":
+) -> "tuple[Spec, HookTask | None, int]":
     """Return the spec with the edits of CDI specs, a hook worker's task, and its hook's index.
 
     A container has one worker. If gpuhook-prestart also injects devices, the worker is for that
@@ -267,7 +267,7 @@ def _apply_documents(
     edited, place, kind = worker_mounts.apply_to_spec(
         spec, edits, resolved.cdi_devices, resolved.known, config, folder
     )
-    return edited, Task(edited, resolved, kind) if kind else None, place
+    return edited, HookTask(edited, resolved, kind) if kind else None, place
 
 
 def _without_nodes(spec: "Spec", numbers: "set[tuple[int, int]]") -> "Spec":

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
     from gpuhook.base.sizes import Size
     from gpuhook.core.contract import Grant, Known, Vendor
     from gpuhook.core.inventory.model import Device, Inventory
     from gpuhook.core.memory_limiter import MemoryLimiter, Use
-    from gpuhook.core.request.memory_settings import Word, Words
+    from gpuhook.core.request.memory_settings import MemorySetting, MemorySettings
 
     # A device's id -> the container's memory limit of it.
-    Said = dict[str, list[tuple[Word, Size]]]
+    Said = dict[str, list[tuple[MemorySetting, Size]]]
 
 
 class LimitMemory(Operation):
@@ -84,7 +84,7 @@ class MemoryLimits:
         self,
         process: int,
         written: "Mapping[int, str] | None" = None,
-        container: "Container | None" = None,
+        container: "ContainerRootfs | None" = None,
     ) -> None:
         """Set all limits; MemoryLimitError if one can't be set: then the container may not start.
 
@@ -212,7 +212,7 @@ def _promised(spec: "Spec") -> "set[str]":
     return found
 
 
-def _check_mounts(process: int, container: "Container", promised: "set[str]") -> None:
+def _check_mounts(process: int, container: "ContainerRootfs", promised: "set[str]") -> None:
     """Refuse a container with a writable mount of cgroup v2; MemoryLimitError.
 
     It could leave its own cgroup, or change the settings there. Mounts under another mount count,
@@ -249,7 +249,9 @@ def _is_runc(process: int) -> bool:
         return True
 
 
-def of_grants(grants: "Sequence[Grant]", said: "Words", config: "Config") -> MemoryLimits | None:
+def of_grants(
+    grants: "Sequence[Grant]", said: "MemorySettings", config: "Config"
+) -> MemoryLimits | None:
     """Return the limits of granted devices, None if there are none; MemoryLimitError."""
     about = _about(grants, said.said)
     general = config.device_memory or config.most_device_memory
@@ -288,7 +290,7 @@ def _check_all(grants: "Sequence[Grant]", operations: "list[LimitMemory]") -> No
                 )
 
 
-def _about(grants: "Sequence[Grant]", said: "Iterable[Word]") -> "Said":
+def _about(grants: "Sequence[Grant]", said: "Iterable[MemorySetting]") -> "Said":
     """Return the words about each device that has some; MemoryLimitError."""
     found: Said = {}
     for word in said:

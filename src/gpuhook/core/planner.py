@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.core.contract import Grant
-    from gpuhook.core.inventory.model import Node
+    from gpuhook.core.inventory.model import DeviceNode
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
 
@@ -61,7 +61,7 @@ def rules(grants: "Iterable[Grant]") -> dict[tuple[int, int], str]:
 
 def _nodes(grants: "Iterable[Grant]") -> "Iterator[Operation]":
     """Yield a mount for each node; a node that several vendors grant is mounted once."""
-    taken: dict[str, Node] = {}
+    taken: dict[str, DeviceNode] = {}
     for grant in grants:
         for node, reason in grant.nodes:
             place = node.inside or node.path

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
-    from gpuhook.base.oci.process import Setting
+    from gpuhook.base.oci.process import EnvironmentSetting
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known, Vendor
     from gpuhook.core.inventory.model import Device, Inventory
     from gpuhook.core.memory_limits import MemoryLimits
     from gpuhook.core.plan.image import Examine
-    from gpuhook.core.records.choice import Start
+    from gpuhook.core.records.choice import ChoiceContext
     from gpuhook.core.verdict import Verdict
 
-    Asked = list[tuple[Vendor, Request]]
+    VendorRequests = list[tuple[Vendor, Request]]
 
 
 class Progress:
@@ -61,7 +61,7 @@ class Allocation:
         absent: tuple[str, ...] = (),
         cdi_devices: tuple[str, ...] = (),
         chosen: tuple[str, ...] = (),
-        start: "Start | None" = None,
+        start: "ChoiceContext | None" = None,
     ) -> None:
         self.grants = grants
         self.known = known
@@ -69,7 +69,7 @@ class Allocation:
         self.cdi_devices = cdi_devices
         self.chosen = chosen
         self.start = start
-        self.settings: list[Setting] = []
+        self.settings: list[EnvironmentSetting] = []
         self.groups: dict[int, str] = {}
         adds_groups = not config.feature("no-additional-gids-for-device-nodes")
         for grant in grants:
@@ -135,9 +135,9 @@ def resolve(
     devices are given, and RequestError is raised without one. With ``skip_absent`` a vendor without
     a driver here gives nothing, whatever is requested.
 
-    Free devices (``any``) are chosen for the process ``starter`` (``Start``) and the config.json
-    at ``path``; for 0 nothing is recorded, and for None they are refused. With ``any_is_all`` they
-    are all devices, of which the caller picks.
+    Free devices (``any``) are chosen for the process ``starter`` (``ChoiceContext``) and the
+    config.json at ``path``; for 0 nothing is recorded, and for None they are refused. With
+    ``any_is_all`` they are all devices, of which the caller picks.
     """
     progress = progress or Progress()
     asked, cdi_devices = _asked(spec, config, known, progress, inventories or {})
@@ -205,7 +205,7 @@ class _Chooser:
         self._place = container, path
         self._any_is_all = any_is_all
         self.chosen: list[str] = []
-        self.start: Start | None = None
+        self.start: ChoiceContext | None = None
 
     def select(
         self, vendor: "Vendor", request: Request, inventory: "Inventory"
@@ -233,7 +233,7 @@ class _Chooser:
                 "decided when gpu-py or gpuhook's hook starts a container outside a cluster",
                 "Name the device",
             )
-        self.start = self.start or choice.Start(self._spec, self._starter, *self._place)
+        self.start = self.start or choice.ChoiceContext(self._spec, self._starter, *self._place)
         self.chosen.append(vendor.names.KIND)
         return choice.choose(vendor, request, wanted, inventory, self._config, self.start)
 
@@ -269,7 +269,7 @@ class _Chooser:
 
 
 def _verdict(
-    config: "Config", container: str, asked: "Asked", cdi_devices: tuple[str, ...]
+    config: "Config", container: str, asked: "VendorRequests", cdi_devices: tuple[str, ...]
 ) -> "Verdict":
     """Return the gate's verdict on a container; RequestError for a name of several."""
     from gpuhook.core import verdict  # noqa: PLC0415 - on nodes with a gate
@@ -332,7 +332,7 @@ def _asked(
     known: "Known",
     progress: Progress,
     inventories: "Mapping[str, Inventory]",
-) -> "tuple[Asked, tuple[str, ...]]":
+) -> "tuple[VendorRequests, tuple[str, ...]]":
     """Return the vendors of requested devices, and the CDI devices of specs."""
     reader = SpecReader(spec, config)
     asked: dict[str, tuple[Vendor, Request]] = {}
@@ -410,7 +410,7 @@ def _is_general(request: "Request") -> bool:
 
 def _check_settings(grants: "list[Grant]") -> None:
     """Refuse vendors that would override each other's variables."""
-    values: dict[str, tuple[Grant, Setting]] = {}
+    values: dict[str, tuple[Grant, EnvironmentSetting]] = {}
     for grant in grants:
         for each in grant.vendor.environment(grant):
             other, before = values.setdefault(each.name, (grant, each))

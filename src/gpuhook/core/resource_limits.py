@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Known
 
@@ -82,7 +82,7 @@ def apply(spec: "Spec", config: "Config") -> "Spec":
 
 
 def resize_shared_memory(
-    container: "Container", data: "dict[str, Any]", config: "Config", program: str
+    container: "ContainerRootfs", data: "dict[str, Any]", config: "Config", program: str
 ) -> None:
     """Resize a container's /dev/shm while it is being created; ``data`` is its config.json.
 

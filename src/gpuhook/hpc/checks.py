@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from gpuhook.base.errors import EngineError, GpuhookError
 from gpuhook.hpc.lxc import containers
 from gpuhook.hpc.lxc.engine import NAME
-from gpuhook.tools.doctor.case import Case, Step
+from gpuhook.tools.doctor.case import Case, CheckStep
 from gpuhook.tools.doctor.cdi import state_folder
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.tools.engines import lxc_text
@@ -52,7 +52,7 @@ def _lacking() -> Iterator[Finding]:
             )
 
 
-def _is_current(case: Case, container: containers.Container) -> bool:
+def _is_current(case: Case, container: containers.LxcContainer) -> bool:
     """Tell whether the included file has the lines of today's plan."""
     try:
         (included, text) = containers.files(container, state_folder(case)).units[1]
@@ -63,4 +63,4 @@ def _is_current(case: Case, container: containers.Container) -> bool:
         return True  # the checks of drivers report it
 
 
-STEPS = (Step(lxc, engine=NAME),)
+STEPS = (CheckStep(lxc, engine=NAME),)

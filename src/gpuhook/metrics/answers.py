@@ -16,11 +16,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gpuhook.metrics.model import Container, Device, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, Snapshot, Usage
 from gpuhook.metrics.web_files import WebContent
 
 QUESTION = 1 << 10  # bytes of a line of the server process
-_KINDS: dict[str, Any] = {"devices": Device, "containers": Container, "usages": Usage}
+_KINDS: dict[str, Any] = {"devices": Accelerator, "containers": Container, "usages": Usage}
 
 
 def line(**words: object) -> bytes:
@@ -48,7 +48,7 @@ def to_snapshot(values: Mapping[str, Any]) -> Snapshot:
 
 def _typed(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Restore the types of fields that JSON doesn't have."""
-    if kind is Device:
+    if kind is Accelerator:
         reasons = values["clock_reasons"]
         values["clock_reasons"] = None if reasons is None else tuple(reasons)
         xids = values["xids"]

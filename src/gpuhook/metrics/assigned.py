@@ -18,10 +18,10 @@ _SHARE = 100  # such scans may take one part in this many of the time
 
 
 @dataclass(frozen=True)
-class Holder:
+class ContainerCgroup:
     """A container, its first process's own cgroup ("" for none) and its engine's folder."""
 
-    container: device_users.Container
+    container: device_users.RunningContainer
     group: str
     pod_uid: str
     image: str
@@ -37,7 +37,9 @@ class Holders:
         self._config = config
         self._state_dir = config.state_dir
         self._clock = clock
-        self._others: list[tuple[device_users.Container, str]] = []  # with its process's start time
+        self._others: list[
+            tuple[device_users.RunningContainer, str]
+        ] = []  # with its process's start time
         self.problems: tuple[str, ...] = ()  # sentences about gaps of the last scan
         self._again = 0.0
         self._places: dict[tuple[int, str], tuple[str, str, str]] = {}
@@ -60,7 +62,7 @@ class Holders:
         """Force a scan the next time."""
         self._again = 0.0
 
-    def find(self, inventories: Iterable[Inventory], *, around: bool) -> list[Holder]:
+    def find(self, inventories: Iterable[Inventory], *, around: bool) -> list[ContainerCgroup]:
         """Return the containers: current ones with a record, and others as of the last scan.
 
         With ``around``, and the first time, a due scan for the others is done before.
@@ -79,22 +81,22 @@ class Holders:
             if began == started(each.pid) != "" and each.name not in names  # else it is an impostor
         ]
         places, self._places = self._places, {}
-        given = Given(inventories)
+        given = DeviceAssignments(inventories)
         return [self._holder(*each, given, places) for each in (*recorded, *others)]
 
     def _holder(
         self,
-        container: device_users.Container,
+        container: device_users.RunningContainer,
         began: str,
-        given: "Given",
+        given: "DeviceAssignments",
         places: Mapping[tuple[int, str], tuple[str, str, str]],
-    ) -> Holder:
+    ) -> ContainerCgroup:
         record = container.record or {}
         key = (container.pid, began)
         place = places.get(key)
         if place is None:
             mine, ours = groups.groups_of(container.pid), groups.groups_of("self")
-            made = groups.Made().of(mine)
+            made = groups.RootCgroups().of(mine)
             # For a user with a delegated cgroup, everything below it counts as one.
             path = (
                 groups.path_of(container.cgroups, mine, ours)
@@ -104,7 +106,7 @@ class Holders:
             owner = owner_of(made)
             place = ("" if path == "/" else path, owner.pod_uid, owner.job)
         self._places[key] = place
-        return Holder(
+        return ContainerCgroup(
             container,
             place[0],
             record.get("uid") or place[1],
@@ -115,19 +117,19 @@ class Holders:
         )
 
 
-class Given:
+class DeviceAssignments:
     """The devices of containers, counting only devices that a container has completely."""
 
     def __init__(self, inventories: Iterable[Inventory]) -> None:
         self._inventories = [(each, device_users.whole_nodes(each)) for each in inventories]
 
-    def to(self, container: device_users.Container) -> tuple[str, ...]:
+    def to(self, container: device_users.RunningContainer) -> tuple[str, ...]:
         """Return the ids of a container's devices, in the order of the inventories."""
         return tuple(name for each in self._inventories for name in self._of(container, *each))
 
     def _of(
         self,
-        container: device_users.Container,
+        container: device_users.RunningContainer,
         inventory: Inventory,
         nodes: Mapping[str, set[Numbers]],
     ) -> list[str]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from gpuhook.metrics.web_config import Web
+from gpuhook.metrics.web_config import WebConfig
 from gpuhook.metrics.web_files import WebContent
 from gpuhook.monitor import http_request
 
@@ -22,7 +22,7 @@ _MOST = 256  # connections, of which select() could watch 1,000
 _PAUSE = 0.1  # seconds, after a connection couldn't be accepted
 
 
-class Client:
+class HttpConnection:
     """A non-blocking connection for one request and its response.
 
     ``peer`` is the client's address.
@@ -45,7 +45,7 @@ class Client:
         """Return its descriptor, for select."""
         return self._socket.fileno()
 
-    def begin(self, web: Web | None) -> None:
+    def begin(self, web: WebConfig | None) -> None:
         """Start receiving, with TLS if that is configured."""
         self.begun = True
         self.end = time.monotonic() + _PATIENCE
@@ -126,11 +126,11 @@ class Clients:
 
     def __init__(self, listener: socket.socket, *, follows: bool) -> None:
         self.follows = follows
-        self.web: Web | None = None
+        self.web: WebConfig | None = None
         self._content: WebContent | None = None
         self._listener = listener
-        self._open: list[Client] = []
-        self._asked: list[Client] = []  # clients for which the files are being checked
+        self._open: list[HttpConnection] = []
+        self._asked: list[HttpConnection] = []  # clients for which the files are being checked
 
     def wait(self, descriptors: Iterable[int]) -> list[Any]:
         """Continue all connections that are ready, and return the readable descriptors."""
@@ -143,7 +143,7 @@ class Clients:
         readers: list[Any] = [self._listener, *descriptors, *others]
         came = select.select(readers, takers, [], patience)
         for each in (*came[0], *came[1]):
-            if isinstance(each, Client):
+            if isinstance(each, HttpConnection):
                 each.go_on()
         if self._listener in came[0]:
             self._accept()
@@ -152,7 +152,7 @@ class Clients:
         self._drop(each for each in self._open if now >= each.end and not each.is_whole)
         return came[0]
 
-    def whole(self) -> list[Client]:
+    def whole(self) -> list[HttpConnection]:
         """Return the clients with a whole request and no response."""
         return [each for each in self._open if each.is_whole]
 
@@ -175,7 +175,7 @@ class Clients:
         """Use other TLS and passwords; clients connected before have to connect again."""
         if content == self._content:
             return
-        self.web = Web(content)  # which raises MetricsError
+        self.web = WebConfig(content)  # which raises MetricsError
         self._content = content
         # protects: followed-at-once
         self._drop([each for each in self._open if each.begun and not each.is_answered])
@@ -193,7 +193,7 @@ class Clients:
                 if not gone:
                     time.sleep(_PAUSE)
                 break
-            client = Client(connection, peer_of(str(address[0])))
+            client = HttpConnection(connection, peer_of(str(address[0])))
             self._open.append(client)
             if not self.follows:
                 client.begin(None)
@@ -202,12 +202,12 @@ class Clients:
             if len(self._open) > _MOST:  # protects: most-connections
                 self._drop(_of_the_busiest(self._open))
 
-    def _slow(self) -> list[Client]:
+    def _slow(self) -> list[HttpConnection]:
         """Return the oldest connection of the peer with the most that can't be answered at once."""
         slow = [each for each in self._open if not each.is_whole or each.waits_for_check]
         return _of_the_busiest(slow)  # protects: many-connections
 
-    def _drop(self, some: Iterable[Client]) -> None:
+    def _drop(self, some: Iterable[HttpConnection]) -> None:
         """Close some connections, and those that are over."""
         gone = {*some, *(each for each in self._open if each.is_over)}
         for each in gone:
@@ -219,7 +219,7 @@ class Clients:
         self._drop([*self._open])
 
 
-def _of_the_busiest(some: list[Client]) -> list[Client]:
+def _of_the_busiest(some: list[HttpConnection]) -> list[HttpConnection]:
     """Return the oldest of these connections of the peer with most of them."""
     counts = Counter(each.peer for each in some)
     return [max(some, key=lambda each: counts[each.peer])] if some else []

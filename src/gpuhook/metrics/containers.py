@@ -104,7 +104,7 @@ def owner_of(cgroups: Mapping[str, str]) -> Owner:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class DeviceReference:
     """The meaning of a device id: a GPU or MIG device by its name or ``index``.
 
     ``gi`` and ``ci`` are instances of that GPU, ``replica`` is the share's number; None for none.
@@ -121,15 +121,15 @@ _GKE = re.compile(r"(nvidia([0-9]+))(?:/gi([0-9]+))?(?:/vgpu([0-9]+))?")
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]+)/([0-9]+)")
 
 
-def assigned(device_id: str) -> Assigned:
+def assigned(device_id: str) -> DeviceReference:
     """Parse a device id of NVIDIA's, GKE's or gpuhook's plugin."""
     name, replicated, number = device_id.partition("::")
     replica = number if replicated else None
     if match := _GKE.fullmatch(name):
         gke, index, gi, share = match.groups()
-        return Assigned("" if gi else gke, index, gi, None, replica or share)
+        return DeviceReference("" if gi else gke, index, gi, None, replica or share)
     if match := _OLD_MIG.fullmatch(name):
-        return Assigned(match[1], "", match[2], match[3], replica)
+        return DeviceReference(match[1], "", match[2], match[3], replica)
     if name.isdecimal() and name.isascii():
-        return Assigned("", name, replica=replica)
-    return Assigned(name, replica=replica)
+        return DeviceReference("", name, replica=replica)
+    return DeviceReference(name, replica=replica)

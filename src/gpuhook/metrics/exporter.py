@@ -10,7 +10,7 @@ from gpuhook import __version__
 from gpuhook.base.errors import MetricsError, shown
 from gpuhook.base.host import files
 from gpuhook.metrics import vendor_parts
-from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, SeriesOptions, Snapshot, Usage
 from gpuhook.vendors.registry import KNOWN
 
 try:
@@ -34,7 +34,7 @@ _CONTAINER = (
     "slurm_job",
 )  # fmt: skip
 # Family, help text, and a device's value.
-_GAUGES: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
+_GAUGES: tuple[tuple[str, str, Callable[[Accelerator], float | None]], ...] = (
     ("memory_total_bytes", "Memory of the device.", lambda it: it.memory_total_bytes),
     ("memory_used_bytes", "Memory in use on the device.", lambda it: it.memory_used_bytes),
     (
@@ -162,11 +162,11 @@ def _of_states(snapshot: Snapshot) -> Iterator[Family]:
     yield from (reasons, recovery)
 
 
-def _device_labels(device: Device) -> list[str]:
+def _device_labels(device: Accelerator) -> list[str]:
     return [device.vendor, device.id, device.label]
 
 
-def _container_labels(device: Device, container: Container) -> list[str]:
+def _container_labels(device: Accelerator, container: Container) -> list[str]:
     return [
         *_device_labels(device),
         container.id,
@@ -228,7 +228,7 @@ def _usages(snapshot: Snapshot) -> Iterator[tuple[Usage, list[str]]]:
             yield usage, _container_labels(device, container)
 
 
-def _pairs(snapshot: Snapshot) -> Iterator[tuple[Container, Device]]:
+def _pairs(snapshot: Snapshot) -> Iterator[tuple[Container, Accelerator]]:
     """Yield each container with each of its allocated devices."""
     devices = {device.id: device for device in snapshot.devices}
     for container in snapshot.containers:
@@ -245,7 +245,7 @@ def _of_cadvisor(snapshot: Snapshot) -> Iterator[Family]:
     labels = (
         "make", "model", "acc_id", "id", "name", "image", "container", "pod", "namespace",
     )  # fmt: skip
-    families: tuple[tuple[str, str, Callable[[Device], float | None]], ...] = (
+    families: tuple[tuple[str, str, Callable[[Accelerator], float | None]], ...] = (
         ("memory_total_bytes", "Total accelerator memory.", lambda it: it.memory_total_bytes),
         ("memory_used_bytes", "Total accelerator memory allocated.",
          lambda it: it.memory_used_bytes),
@@ -266,7 +266,7 @@ def _of_cadvisor(snapshot: Snapshot) -> Iterator[Family]:
 def _of_makers(snapshot: Snapshot) -> Iterator[Family]:
     """Yield the series of the vendors' own exporters, under their names."""
     for names in KNOWN.values():
-        module = vendor_parts.makers_series(names)
+        module = vendor_parts.exporter_series(names)
         for each in module.series(snapshot) if module is not None else ():
             family = Metric(each.name, each.about, each.kind)
             for labels, value in each.samples:

@@ -13,7 +13,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _UTIME, _STIME, _START, _RSS = 11, 12, 19, 21
 
 
-class Use(NamedTuple):
+class ProcessUse(NamedTuple):
     """Use of the host by a process; None for each unknown value.
 
     ``cpu_seconds`` is its processor time until now. ``cpu_utilization`` is the mean since the
@@ -38,7 +38,7 @@ class HostUse:
         self._before: dict[tuple[int, float], tuple[float, float]] = {}
         self._now: dict[tuple[int, float], tuple[float, float]] = {}
 
-    def of(self, pid: int) -> Use:
+    def of(self, pid: int) -> ProcessUse:
         """Return a process's use; no values if it has exited."""
         fields = proc.stat_fields(proc.data_of(f"/proc/{pid}/stat"))
         try:
@@ -46,13 +46,13 @@ class HostUse:
                 int(fields[place]) for place in (_UTIME, _STIME, _START, _RSS)
             )
         except (IndexError, ValueError):
-            return Use()
+            return ProcessUse()
         seconds, started, now = (user + system) / _TICKS, start / _TICKS, self._clock()
         key = pid, started
         self._now[key] = now, seconds
         then, had = self._before.get(key, (started, 0.0))
         share = (seconds - had) / (now - then) if now > then else None
-        return Use(seconds, share, pages * _PAGE)
+        return ProcessUse(seconds, share, pages * _PAGE)
 
     def end_sample(self) -> None:
         """Keep this sample's values for the next, and forget processes that weren't in it."""

@@ -11,7 +11,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.inventory import cache
-from gpuhook.core.inventory.cache import Loaded
+from gpuhook.core.inventory.cache import LoadedInventory
 from gpuhook.monitor.host.child import Channel, Clock, JsonLineWorker
 from gpuhook.monitor.machine import InventoryPending
 
@@ -26,14 +26,16 @@ class Inventories:
         self._clock = clock
         self._deadline = 0.0
         self._away = 0.0
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, _InventoryWorker] = {}
         self._titles: dict[str, str] = {}
 
     def wait_for(self, seconds: float) -> None:
         """Limit the waiting of all following calls together to ``seconds`` from now."""
         self._deadline = self._clock() + seconds
 
-    def follow(self, config: Config, vendor: Any, before: Loaded | None = None) -> Loaded:
+    def follow(
+        self, config: Config, vendor: Any, before: LoadedInventory | None = None
+    ) -> LoadedInventory:
         """Return the current inventory of a vendor.
 
         Raises NotYet if that isn't known in time, and DriverError as ``cache.follow`` does.
@@ -46,7 +48,7 @@ class Inventories:
                 return found
             if self._clock() < self._away:
                 raise InventoryPending
-            child = _Child(config, vendor, self._clock)
+            child = _InventoryWorker(config, vendor, self._clock)
             self._children[name], self._titles[name] = child, vendor.names.TITLE
         answer = child.read(self._deadline)
         if answer is None and self._clock() < child.end:
@@ -69,7 +71,7 @@ class Inventories:
             self._children.popitem()[1].stop()
 
 
-class _Child(JsonLineWorker):
+class _InventoryWorker(JsonLineWorker):
     """A process that queries a driver once; ``end`` is its deadline."""
 
     def __init__(self, config: Config, vendor: Any, clock: Clock) -> None:
@@ -110,7 +112,7 @@ def _answer(config: Config, vendor: Any) -> dict[str, Any]:
     return {"loaded": [found.inventory.to_json(), *facts]}
 
 
-def _loaded(vendor: Any, answer: dict[str, Any]) -> Loaded:
+def _loaded(vendor: Any, answer: dict[str, Any]) -> LoadedInventory:
     if not answer:
         raise DriverError(
             "The process that looks for devices failed, or didn't end in time",
@@ -124,4 +126,4 @@ def _loaded(vendor: Any, answer: dict[str, Any]) -> Loaded:
     if "error" in answer:
         raise (NoDriverError if answer["absent"] else DriverError)(*answer["error"])
     inventory, *facts = answer["loaded"]
-    return Loaded(vendor, vendor.inventory.from_json(inventory), *facts)
+    return LoadedInventory(vendor, vendor.inventory.from_json(inventory), *facts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Device:
+class Accelerator:
     """An accelerator, or a part of one (a MIG device), whose ``parent`` is the other's ``id``.
 
     ``label`` is its short name for people (3, 0:1), ``bus_id`` the PCI address as /sys spells it.
@@ -91,7 +91,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Process:
+class DeviceProcess:
     """A process that uses a device, and the ``container`` that it is in, both by their ids.
 
     ``user`` is its user's id, None if unknown, and ``command`` its own name. ``cpu_seconds``,
@@ -120,7 +120,7 @@ class Snapshot:
     ``mps`` says whether the MPS control daemon is running, None if it shares no device.
     """
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Accelerator, ...] = ()
     containers: tuple[Container, ...] = ()
     usages: tuple[Usage, ...] = ()
     drivers: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Snapshot:
     durations: Mapping[str, float] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    processes: tuple[Process, ...] = ()
+    processes: tuple[DeviceProcess, ...] = ()
     mps: bool | None = None
 
 

@@ -7,36 +7,36 @@ from dataclasses import replace
 from gpuhook.base.config.model import Config
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.metrics import pods
-from gpuhook.metrics.assigned import Given
+from gpuhook.metrics.assigned import DeviceAssignments
 from gpuhook.metrics.model import Container
 from gpuhook.monitor import kubelet
 from gpuhook.monitor.containers import device_users
-from gpuhook.monitor.telemetry import Telemetry
+from gpuhook.monitor.telemetry import TelemetryWorker
 from gpuhook.vendors import registry
 
 _PATIENCE = 4.0  # seconds for the start of the kubelet's query process, and for its response
 
 
 def with_pods(
-    containers: list[device_users.Container],
+    containers: list[device_users.RunningContainer],
     inventories: Iterable[Inventory],
     config: Config,
     pod_resources: str,
-) -> tuple[list[device_users.Container], str]:
+) -> tuple[list[device_users.RunningContainer], str]:
     """Return the containers, with names from the kubelet if nothing else names them.
 
     ``pod_resources`` is its socket. Also returns a sentence if it doesn't answer, else "". Pods
     that share a device can't be distinguished, so they have no names here.
     """
-    place = kubelet.Place(pod_resources)
+    place = kubelet.KubeletSocket(pod_resources)
     inventories = list(inventories)
     if not kubelet.can_ask(place):
         return containers, ""
-    given = Given(inventories)
+    given = DeviceAssignments(inventories)
     found = [_as_model(each, given) for each in containers]
     if not any(pods.may_be_a_pods(each) for each in found):
         return containers, ""
-    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _PATIENCE, "kubelet")
+    asking = TelemetryWorker(kubelet, "Kubernetes", config, time.monotonic, _PATIENCE, "kubelet")
     try:
         answer = asking.ask(place)
     finally:
@@ -49,7 +49,7 @@ def with_pods(
     return [_named(each, named[each.name]) for each in containers], asking.problem
 
 
-def _as_model(container: device_users.Container, given: Given) -> Container:
+def _as_model(container: device_users.RunningContainer, given: DeviceAssignments) -> Container:
     return Container(
         id=container.name,
         engine=container.engine,
@@ -60,5 +60,7 @@ def _as_model(container: device_users.Container, given: Given) -> Container:
     )
 
 
-def _named(container: device_users.Container, found: Container) -> device_users.Container:
+def _named(
+    container: device_users.RunningContainer, found: Container
+) -> device_users.RunningContainer:
     return replace(container, pod=found.pod, namespace=found.namespace, container=found.container)

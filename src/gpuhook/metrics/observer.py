@@ -12,17 +12,17 @@ from gpuhook.base.config.model import Config
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.inventory.selection import fallen_off
 from gpuhook.metrics import pods, vendor_parts
-from gpuhook.metrics.assigned import Holder, Holders
+from gpuhook.metrics.assigned import ContainerCgroup, Holders
 from gpuhook.metrics.host_use import HostUse
 from gpuhook.metrics.inventories import Inventories
-from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, DeviceProcess, Snapshot, Usage
 from gpuhook.metrics.processes import Processes, find, poses, sees_all_processes, user_of
 from gpuhook.monitor import kubelet
 from gpuhook.monitor.containers import memory
 from gpuhook.monitor.containers.device_users import MAX_CONTAINERS, WITHOUT_ROOT, command_of
 from gpuhook.monitor.containers.groups import SLURM
 from gpuhook.monitor.machine import HostDevices
-from gpuhook.monitor.telemetry import PATIENCE, Files, Telemetry
+from gpuhook.monitor.telemetry import PATIENCE, FileTelemetry, TelemetryWorker
 from gpuhook.tools.running.names import Names
 
 _OTHER_NAMESPACE = (
@@ -66,7 +66,7 @@ class Observer:
     ) -> None:
         self._config = config
         self._readings = readings
-        self._each: list[Process] | None = [] if each else None
+        self._each: list[DeviceProcess] | None = [] if each else None
         self._prepared = prepared
         self._clock = clock
         self._patience = patience
@@ -74,9 +74,11 @@ class Observer:
         self._machine = HostDevices(
             config, tell, clock, follow=self._inventories.follow, linked=False
         )
-        self._telemetry: dict[str, Telemetry | None] = {}
-        self._place = kubelet.Place(pod_resources)
-        self._kubelet = Telemetry(kubelet, "Kubernetes", config, clock, patience / 4, "kubelet")
+        self._telemetry: dict[str, TelemetryWorker | None] = {}
+        self._place = kubelet.KubeletSocket(pod_resources)
+        self._kubelet = TelemetryWorker(
+            kubelet, "Kubernetes", config, clock, patience / 4, "kubelet"
+        )
         self._holders = Holders(config, clock)
         self._processes = Processes()
         self._host_use = HostUse()
@@ -193,23 +195,23 @@ class Observer:
             found.setdefault(device, {}).update(telemetry.worded(values))
         return found
 
-    def _asking(self, names: Any) -> Telemetry | None:
+    def _asking(self, names: Any) -> TelemetryWorker | None:
         """Return the telemetry of a vendor's driver, None if it has none; files have less time."""
         module: Any = vendor_parts.telemetry(names)
         if module is None:
             return None
         reads = hasattr(module, "read")
         patience = self._patience / 2 if reads else self._patience
-        asked = Files(module) if reads else module
-        return Telemetry(asked, names.TITLE, self._config, self._clock, patience)
+        asked = FileTelemetry(module) if reads else module
+        return TelemetryWorker(asked, names.TITLE, self._config, self._clock, patience)
 
-    def _devices(self, vendor: Any, inventory: Inventory, values: Values) -> Iterator[Device]:
+    def _devices(self, vendor: Any, inventory: Inventory, values: Values) -> Iterator[Accelerator]:
         telemetry = self._telemetry.get(vendor.names.NAME)
-        fields = set(Device.__dataclass_fields__)
+        fields = set(Accelerator.__dataclass_fields__)
         for each in inventory.devices:
             node = inventory.node(each.nodes[0]) if each.nodes and not each.parent else None
             said = {"minor": node and node.minor, **values.get(each.id, {})}
-            yield Device(
+            yield Accelerator(
                 vendor=vendor.names.NAME,
                 id=each.id,
                 label=each.label,
@@ -223,7 +225,7 @@ class Observer:
     # Containers -----------------------------------------------------------------------------
 
     def _assemble(
-        self, holders: list[Holder], values: Values, problems: list[str]
+        self, holders: list[ContainerCgroup], values: Values, problems: list[str]
     ) -> tuple[list[Container], list[Usage]]:
         """Return the containers, and their usage of each device."""
         self._room, self._left_out = MAX_CONTAINERS, False
@@ -257,7 +259,10 @@ class Observer:
         return named, [*used.values()]
 
     def _use_cgroups(
-        self, holders: list[Holder], used: dict[tuple[str, str], Usage], problems: list[str]
+        self,
+        holders: list[ContainerCgroup],
+        used: dict[tuple[str, str], Usage],
+        problems: list[str],
     ) -> None:
         """Replace the memory usage of containers' processes by that of their cgroups."""
         inventories = [inventory for _, inventory in self._machine.found]
@@ -294,7 +299,7 @@ class Observer:
             if self._each is not None:
                 sm = said["sm"].get(str(pid), 0.0) if "sm" in said else None
                 about = user_of(pid), command_of(pid)
-                made = Process(pid, device, container, *about, used, sm)
+                made = DeviceProcess(pid, device, container, *about, used, sm)
                 host = self._host_use.of(pid)
                 made = replace(
                     made,
@@ -330,7 +335,7 @@ class Observer:
                 )
         return found
 
-    def _container(self, holder: Holder) -> Container:
+    def _container(self, holder: ContainerCgroup) -> Container:
         each = holder.container
         words = {"pod": each.pod, "namespace": each.namespace, "container": each.container}
         return Container(
@@ -359,7 +364,7 @@ class Observer:
         known = [(vendor.names.KIND, inventory, values) for vendor, inventory in found]
         return pods.name(containers, pods.read(answer["pods"], known))
 
-    def _ask_names(self, holders: list[Holder], known: Mapping[str, Container]) -> None:
+    def _ask_names(self, holders: list[ContainerCgroup], known: Mapping[str, Container]) -> None:
         bundles = {each.container.name: each.bundle for each in holders}
         self._names.ask(
             [(each.engine, each.id, bundles.get(each.id, "")) for each in known.values()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuhook.core.inventory.model import Device, Inventory
-from gpuhook.metrics.containers import Assigned, assigned
+from gpuhook.metrics.containers import DeviceReference, assigned
 from gpuhook.metrics.model import Container
 
 Facts = Mapping[str, Mapping[str, Any]]  # by the ids of devices
@@ -92,13 +92,13 @@ def _is_of(resource: str, kind: str) -> bool:
     return domain == ours or domain.endswith(f".{ours}")
 
 
-def _devices(what: Assigned, inventory: Inventory, facts: Facts) -> list[str]:
+def _devices(what: DeviceReference, inventory: Inventory, facts: Facts) -> list[str]:
     """Return the device of an id as a list, empty if the id matches none or several."""
     found = [each.id for each in inventory.devices if _is_meant(each, what, inventory, facts)]
     return found if len(found) == 1 else []
 
 
-def _is_meant(device: Device, what: Assigned, inventory: Inventory, facts: Facts) -> bool:
+def _is_meant(device: Device, what: DeviceReference, inventory: Inventory, facts: Facts) -> bool:
     if what.gi is not None:  # an instance of a GPU, which has a name or a minor
         whole = next((each for each in inventory.devices if each.id == device.parent), None)
         if whole is None or str(facts.get(device.id, {}).get("gpu_instance")) != what.gi:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from gpuhook.base.host import proc
 from gpuhook.metrics.containers import Owner, owner_of
-from gpuhook.monitor.containers.groups import Made, groups_of, own_path
+from gpuhook.monitor.containers.groups import RootCgroups, groups_of, own_path
 
 _START = 19  # field 22 of proc_pid_stat(5), counted from the one after the name
 
@@ -36,7 +36,7 @@ class Processes:
     def __init__(self) -> None:
         self._known: dict[int, tuple[str, str, Owner]] = {}
         self._asked: dict[int, tuple[str, str, Owner]] = {}
-        self._made: Made | None = None  # root's cgroups, for this snapshot
+        self._made: RootCgroups | None = None  # root's cgroups, for this snapshot
 
     def place(self, pid: int) -> tuple[str, Owner]:
         """Return a process's own cgroup ("" for none) and its owner.
@@ -49,7 +49,7 @@ class Processes:
         if before is not None and not began:
             return before[1:]  # not cached again: the next snapshot doesn't have it
         if before is None or before[0] != began:
-            self._made = self._made or Made()
+            self._made = self._made or RootCgroups()
             groups = groups_of(pid)
             group = own_path(groups, groups_of("self"))
             before = (began, "" if group == "/" else group, owner_of(self._made.of(groups)))

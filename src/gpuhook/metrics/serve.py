@@ -19,9 +19,9 @@ from typing import Any
 from gpuhook.base.errors import MetricsError, shown
 from gpuhook.base.fileio import write_all
 from gpuhook.metrics import answers, exporter, text
-from gpuhook.metrics.connections import Client, Clients
+from gpuhook.metrics.connections import Clients, HttpConnection
 from gpuhook.metrics.model import SeriesOptions
-from gpuhook.metrics.web_config import Web
+from gpuhook.metrics.web_config import WebConfig
 from gpuhook.monitor import http_request
 from gpuhook.monitor.http_request import Answer
 
@@ -50,10 +50,10 @@ def serve(
         signal.signal(number, signal.SIG_IGN)  # because systemd signals all processes
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with contextlib.closing(Clients(listener, follows=follows)) as clients:
-        return _Serving(clients, talk, options, tell).run()
+        return _ServerLoop(clients, talk, options, tell).run()
 
 
-class _Serving:
+class _ServerLoop:
     """The server's loop: answers requests with data from the root process."""
 
     def __init__(self, clients: Clients, talk: int, options: SeriesOptions, tell: Tell) -> None:
@@ -65,7 +65,7 @@ class _Serving:
         self._number = 0
         self._files = 0  # the number of the pending question about files, 0 for none
         self._look = 0
-        self._asked_for: list[Client] = []  # clients that wait for that snapshot
+        self._asked_for: list[HttpConnection] = []  # clients that wait for that snapshot
         self._check: _Check | None = None
         self._failed: Counter[str] = Counter()  # wrong passwords of each peer
 
@@ -107,7 +107,7 @@ class _Serving:
                 client.give(_written(answer, client))
         self._begin_check()
 
-    def _allows(self, client: Client) -> bool | None:
+    def _allows(self, client: HttpConnection) -> bool | None:
         web = self._clients.web
         return True if web is None else web.answer(client.password)
 
@@ -215,7 +215,7 @@ class _Serving:
 class _Check:
     """The check of a client's password in a thread; ``right`` is None until it has ended."""
 
-    def __init__(self, web: Web, client: Client, wakes: int) -> None:
+    def __init__(self, web: WebConfig, client: HttpConnection, wakes: int) -> None:
         self.web = web
         self.password = client.password
         self.peer = client.peer
@@ -232,5 +232,5 @@ class _Check:
             os.write(self._wakes, b"x")
 
 
-def _written(answer: Answer, client: Client) -> bytes:
+def _written(answer: Answer, client: HttpConnection) -> bytes:
     return http_request.written(answer, with_body=http_request.has_body(client.request))

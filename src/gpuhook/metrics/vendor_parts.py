@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gpuhook.base.config.model import Config
 from gpuhook.monitor.host.child import Work
-from gpuhook.monitor.vendor_parts import Part, Values
+from gpuhook.monitor.vendor_parts import Values, VendorPart
 from gpuhook.monitor.vendors import sensors
 
 
@@ -20,7 +20,7 @@ class Readings(Protocol):
         """
 
 
-class Telemetry(Protocol):
+class TelemetryModule(Protocol):
     """``telemetry`` of a driver that is queried in a child; monitor/telemetry runs it."""
 
     def can_ask(self, inventory: Any, /) -> bool:
@@ -48,20 +48,20 @@ class Series(NamedTuple):
     samples: list[Sample]
 
 
-class MakersSeries(Protocol):
-    """``makers_series``: the series of the vendor's own exporter, if they are requested."""
+class ExporterSeries(Protocol):
+    """``exporter_series``: the series of the vendor's own exporter, if they are requested."""
 
     def series(self, snapshot: Any, /) -> Iterable[Series]:
         """Return the series of a snapshot (``metrics/model.Snapshot``)."""
 
 
-makers_series: Part[MakersSeries] = Part("metrics", "makers_series")
+exporter_series: VendorPart[ExporterSeries] = VendorPart("metrics", "exporter_series")
 
-_own_telemetry: Part[Readings | Telemetry] = Part("metrics", "telemetry")
+_own_telemetry: VendorPart[Readings | TelemetryModule] = VendorPart("metrics", "telemetry")
 _DRM = 226  # the major of its nodes (Documentation/admin-guide/devices.txt)
 
 
-def telemetry(names: ModuleType) -> Readings | Telemetry | None:
+def telemetry(names: ModuleType) -> Readings | TelemetryModule | None:
     """Return the telemetry of the vendor with these names, None if it has none.
 
     DRM drivers without a module have the kernel's sensors.

@@ -35,7 +35,7 @@ _LONGEST = 72  # bytes of a password that bcrypt uses
 _NOBODY = b"$2b$%02d$abcdefghijklmnopqrstuu1Y8pXWzPzZzzDqgZyHGgFXw4F3dWJa2"
 
 
-class Web:
+class WebConfig:
     """TLS context and passwords; MetricsError if certificate or key can't be used."""
 
     def __init__(self, content: WebContent) -> None:
@@ -94,7 +94,7 @@ class Web:
         self._wrong[said.digest] = None
 
 
-class _Said(NamedTuple):
+class _Credentials(NamedTuple):
     """The content of an Authorization header, with the password cut to bcrypt's length."""
 
     user: str
@@ -102,7 +102,7 @@ class _Said(NamedTuple):
     digest: bytes  # of both
 
 
-def _said(authorization: str) -> _Said | None:
+def _said(authorization: str) -> _Credentials | None:
     """Parse a header of RFC 7617, None if it is invalid."""
     scheme, _, words = authorization.partition(" ")
     try:
@@ -114,7 +114,7 @@ def _said(authorization: str) -> _Said | None:
         return None
     password = password[:_LONGEST]
     digest = hashlib.sha256(name + b":" + password).digest()
-    return _Said(name.decode("utf-8", "replace"), password, digest)
+    return _Credentials(name.decode("utf-8", "replace"), password, digest)
 
 
 def _context(content: WebContent, tls: dict[str, str]) -> ssl.SSLContext:

@@ -154,13 +154,13 @@ def _tables(path: str) -> Tables:
 
 
 def _table(
-    path: str, node: yaml_reader.Node, where: str, known: Collection[str] | None
-) -> dict[str, yaml_reader.Node]:
+    path: str, node: yaml_reader.YamlNode, where: str, known: Collection[str] | None
+) -> dict[str, yaml_reader.YamlNode]:
     if node.is_scalar and yaml_reader.scalar(node) is None:
         return {}
     if not node.is_table:
         raise _wrong(path, node.line, f"{where} must be a table, not {node.kind}")
-    found: dict[str, yaml_reader.Node] = {}
+    found: dict[str, yaml_reader.YamlNode] = {}
     for key, value in zip(node.items[::2], node.items[1::2], strict=True):
         name = key.text or ""
         if name in found:
@@ -172,7 +172,7 @@ def _table(
     return found
 
 
-def _texts(path: str, table: dict[str, yaml_reader.Node]) -> dict[str, str]:
+def _texts(path: str, table: dict[str, yaml_reader.YamlNode]) -> dict[str, str]:
     for name, node in table.items():
         if not node.is_scalar:
             raise _wrong(path, node.line, f"{shown(name)} must be a text, not {node.kind}")

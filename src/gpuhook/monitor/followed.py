@@ -14,7 +14,7 @@ from gpuhook.base.errors import ConfigError
 from gpuhook.core.inventory.fingerprint import identity, is_settled
 
 
-class Followed:
+class FollowedConfig:
     """The configuration of a service; ``config`` is the last one that was read.
 
     ``path`` is as for ``load``. ConfigError if it can't be read at first.
@@ -55,10 +55,10 @@ class Followed:
             return None
 
     def check(self, tell: Callable[[str], None]) -> None:
-        """Raise Changed if the settings differ from before."""
+        """Raise ConfigChanged if the settings differ from before."""
         if self.has_changed(tell):  # protects: settings-followed
             tell("config.toml has changed: starting again")
-            raise Changed
+            raise ConfigChanged
 
     def has_changed(self, tell: Callable[[str], None]) -> bool:
         """Tell whether the settings differ from before; ``tell`` why the file can't be read, once.
@@ -76,7 +76,7 @@ class Followed:
         return changed
 
 
-class Changed(BaseException):
+class ConfigChanged(BaseException):
     """A change of config.toml: the service is to end its children, and start again."""
 
 

@@ -29,7 +29,7 @@ _MAX_BYTES = 16 << 20  # bytes of a response, as many as the kubelet's own clien
 
 
 @dataclass(frozen=True)
-class Place:
+class KubeletSocket:
     """A kubelet's socket, with the fields of an inventory that ``Telemetry`` needs."""
 
     root: str = SOCKET
@@ -37,7 +37,7 @@ class Place:
     devices: tuple[Any, ...] = ()
 
 
-class Used(NamedTuple):
+class DevicesInUse(NamedTuple):
     """The ids of all devices that containers have, and the namespaces of all pods.
 
     The kubelet doesn't report init containers that end, nor, before Kubernetes 1.34, devices of
@@ -48,12 +48,12 @@ class Used(NamedTuple):
     namespaces: set[str]
 
 
-def can_ask(place: Place) -> bool:
+def can_ask(place: KubeletSocket) -> bool:
     """Tell whether there is a kubelet that we may query."""
     return os.access(place.root, os.R_OK | os.W_OK)
 
 
-def begin(config: Config, place: Place, but: Collection[str]) -> Work:  # noqa: ARG001 - as every vendor's
+def begin(config: Config, place: KubeletSocket, but: Collection[str]) -> Work:  # noqa: ARG001 - as every vendor's
     """Return the function of a child that answers questions about ``place``."""
     return lambda talk: _answer_all(place.root, talk)
 
@@ -81,7 +81,7 @@ def pods(path: str, seconds: float) -> list[list[Any]]:
     return [*_pods(_listed(path, seconds))]
 
 
-def used(path: str, seconds: float) -> Used:
+def used(path: str, seconds: float) -> DevicesInUse:
     """Return the devices of pods, and the namespaces with pods.
 
     PluginError if the kubelet doesn't answer within ``seconds``. Loads gRPC, so the process must
@@ -89,7 +89,7 @@ def used(path: str, seconds: float) -> Used:
     """
     found = _listed(path, seconds)
     ids = {name for *_, ids in _pods(found) for _, name in ids}
-    return Used(ids, {pod.namespace for pod in found.pod_resources})
+    return DevicesInUse(ids, {pod.namespace for pod in found.pod_resources})
 
 
 def checkpointed(path: str, uid: str, container: str) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ class InventoryPending(Exception):  # noqa: N818 - no error: what was found befo
 
 
 @dataclass
-class _Seen:
+class _PollResult:
     """The result of the last poll of one vendor, and the time of the next one.
 
     ``around`` is the fingerprint with which the driver failed. ``inventory`` is the last one and
@@ -38,7 +38,7 @@ class _Seen:
     """
 
     vendor: contract.Vendor
-    loaded: cache.Loaded | None = None
+    loaded: cache.LoadedInventory | None = None
     inventory: Any = None
     lost: list[str] = field(default_factory=list)
     failure: DriverError | None = None
@@ -66,7 +66,9 @@ class HostDevices:
         tell: Callable[[str], None],
         clock: Callable[[], float],
         *,
-        follow: Callable[[Config, Any, cache.Loaded | None], cache.Loaded] = cache.follow,
+        follow: Callable[
+            [Config, Any, cache.LoadedInventory | None], cache.LoadedInventory
+        ] = cache.follow,
         linked: bool = True,
     ) -> None:
         self._config = config
@@ -75,7 +77,8 @@ class HostDevices:
         self._follow = follow
         self._linked = linked
         self._seen = {
-            name: _Seen(contract.load(names)) for name, names in registry.known(config).items()
+            name: _PollResult(contract.load(names))
+            for name, names in registry.known(config).items()
         }
 
     @property
@@ -147,7 +150,7 @@ class HostDevices:
 
     # One vendor -----------------------------------------------------------------------------
 
-    def _look(self, seen: _Seen, *, eager: bool) -> bool:
+    def _look(self, seen: _PollResult, *, eager: bool) -> bool:
         before = seen.inventory, str(seen.failure), seen.lost
         if not self._is_worth_it(seen, eager=eager):
             return False
@@ -176,7 +179,7 @@ class HostDevices:
                 self._ask_links(seen)
         return (seen.inventory, str(seen.failure), seen.lost) != before
 
-    def _is_worth_it(self, seen: _Seen, *, eager: bool) -> bool:
+    def _is_worth_it(self, seen: _PollResult, *, eager: bool) -> bool:
         if eager or self._clock() >= seen.again:
             return True
         if (
@@ -187,7 +190,7 @@ class HostDevices:
             return seen.around != fingerprint.surroundings(self._config, seen.vendor)
         return True
 
-    def _fail(self, seen: _Seen, error: DriverError) -> None:
+    def _fail(self, seen: _PollResult, error: DriverError) -> None:
         """Record that a driver is absent or fails; the last loaded inventory is dropped."""
         absent = isinstance(error, NoDriverError)
         gone = absent and seen.inventory is not None
@@ -200,7 +203,7 @@ class HostDevices:
         seen.around = fingerprint.surroundings(self._config, seen.vendor)
         seen.wait(self._clock())
 
-    def _ask_links(self, seen: _Seen) -> None:
+    def _ask_links(self, seen: _PollResult) -> None:
         """Query the proximity of devices, once for each set of devices and driver."""
         inventory = seen.inventory
         module = vendor_parts.links(seen.vendor.names)

@@ -23,11 +23,11 @@ def serve(listener: socket.socket, fd: int) -> int:
     """Serve until the service closes the other end of ``fd``; return the exit status."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # because systemd signals all processes
-    asyncio.run(_Page(fd).run(listener))
+    asyncio.run(_PageServer(fd).run(listener))
     return 0
 
 
-class _Page:
+class _PageServer:
     """The server's loop: reads texts from its parent, and answers clients with the newest."""
 
     def __init__(self, fd: int) -> None:

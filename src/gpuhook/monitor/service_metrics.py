@@ -109,7 +109,7 @@ class ServiceMetrics:
         """Listen at the address; MetricsError if that fails."""
         self._calls = calls
         self._listener = listen(address, option) if address else None
-        self._page = None if self._listener is None else _Page(self._listener, tell, clock)
+        self._page = None if self._listener is None else _PageWorker(self._listener, tell, clock)
         self._show()
         if self._listener is not None:
             host, port = self._listener.getsockname()[:2]
@@ -146,7 +146,7 @@ class ServiceMetrics:
             self._listener.close()
 
 
-class _Page(StateWorker):
+class _PageWorker(StateWorker):
     """The process that serves the newest text."""
 
     def __init__(self, listener: socket.socket, tell: Tell, clock: Clock) -> None:

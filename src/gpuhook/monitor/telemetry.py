@@ -23,7 +23,7 @@ _DIGITS = 10  # of a process id
 _MOST = 1 << 64  # of any value
 
 
-class Telemetry(JsonLineWorker):
+class TelemetryWorker(JsonLineWorker):
     """The child of one vendor; ``module`` is the vendor's ``telemetry``.
 
     A question waits for ``patience`` seconds. ``who`` is the word for the queried program in
@@ -220,7 +220,7 @@ class Telemetry(JsonLineWorker):
         self._stop()
 
 
-class Files:
+class FileTelemetry:
     """An adapter for a vendor's ``telemetry`` that reads files: reading a file may hang, too.
 
     That happens while a GPU is reset or woken, or no longer answers its driver.
@@ -289,9 +289,11 @@ _KUBELET_PATIENCE = 5.0  # seconds for the start of the child, and for the kubel
 
 def ids_in_use(config: Config, socket: str) -> AbstractSet[str] | None:
     """Return the ids of all devices that pods have, None if the kubelet doesn't answer in time."""
-    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, _KUBELET_PATIENCE, "kubelet")
+    asking = TelemetryWorker(
+        kubelet, "Kubernetes", config, time.monotonic, _KUBELET_PATIENCE, "kubelet"
+    )
     try:
-        answer = asking.ask(kubelet.Place(socket))
+        answer = asking.ask(kubelet.KubeletSocket(socket))
     finally:
         asking.let_go()
     if answer is None or "pods" not in answer:

@@ -24,7 +24,7 @@ Values = Mapping[str, Any]
 FATAL, APPLICATION, IGNORE = ACTIONS = ("fatal", "application", "ignore")
 
 
-class Events(Protocol):
+class EventsModule(Protocol):
     """``events`` of a driver that reports errors as events."""
 
     def can_listen(self, inventory: Any, /) -> bool:
@@ -45,7 +45,7 @@ class Events(Protocol):
     def judge(self, event: Values, chosen: Any, /) -> tuple[str, str]:
         """Return the effect of an error, one of ACTIONS, and its name.
 
-        ``chosen`` is the result of ``Plugin.settings``, None for a vendor without.
+        ``chosen`` is the result of ``PluginModule.settings``, None for a vendor without.
         """
 
 
@@ -61,7 +61,7 @@ class Links(Protocol):
 
 
 @dataclass(frozen=True)
-class NotSet:
+class UnchangedSetting:
     """A setting of a device that couldn't be changed, and why.
 
     ``lost`` says that the device can't be reached: after a reset or a reboot it has its defaults.
@@ -96,7 +96,7 @@ class DeviceSettings(Protocol):
 
     def write(
         self, config: Config, inventory: Any, wanted: Mapping[str, Mapping[str, int]], /
-    ) -> Sequence[NotSet]:
+    ) -> Sequence[UnchangedSetting]:
         """Change all settings that can be changed; return the others. DriverError as above."""
 
     def refusal(self, name: str, value: int, /) -> str:
@@ -112,7 +112,7 @@ class DeviceSettings(Protocol):
 Contract = TypeVar("Contract")
 
 
-class Part(Generic[Contract]):
+class VendorPart(Generic[Contract]):
     """A finder of a kind of module of vendors; None for vendors without it."""
 
     def __init__(self, package: str, what: str) -> None:
@@ -125,10 +125,10 @@ class Part(Generic[Contract]):
         return found
 
 
-settings: Part[DeviceSettings] = Part("monitor", "settings")
-events: Part[Events] = Part("monitor", "events")
+settings: VendorPart[DeviceSettings] = VendorPart("monitor", "settings")
+events: VendorPart[EventsModule] = VendorPart("monitor", "events")
 
-links: Part[Links] = Part("monitor", "links")
+links: VendorPart[Links] = VendorPart("monitor", "links")
 
 
 def part(package: str, names: ModuleType, what: str) -> Any:

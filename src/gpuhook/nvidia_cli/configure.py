@@ -5,10 +5,10 @@ Request, plan and injection are the same as for gpu-py; only the interface diffe
 
 from gpuhook import inject
 from gpuhook.base.config.model import Config
-from gpuhook.base.container.changes import Container
+from gpuhook.base.container.changes import ContainerRootfs
 from gpuhook.base.errors import RequestError
 from gpuhook.base.oci.jsontext import Record
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core.contract import Grant, check_others
 from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import BindDevice, Plan
@@ -20,21 +20,23 @@ from gpuhook.vendors.nvidia import completeness, requirements
 from gpuhook.vendors.nvidia.names import NAME
 
 
-class Target(Record):
+class ConfigureTarget(Record):
     """The container: its process (None: this runs in its mount namespace already) and root."""
 
     pid: int | None
     root: str
 
 
-class Switches(Record):
+class DeviceSwitches(Record):
     """Switches for the bind mounts of devices, and for their rules in the cgroup."""
 
     devbind: bool
     cgroups: bool
 
 
-def configure(target: Target, grant: Grant, config: Config, switches: Switches) -> None:
+def configure(
+    target: ConfigureTarget, grant: Grant, config: Config, switches: DeviceSwitches
+) -> None:
     """Inject what was granted; if that fails, roll it back and raise GpuhookError."""
     if config.gate:  # protects: configure-gate
         raise RequestError(
@@ -50,7 +52,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
             _adopt(container)
         found = image.examine(container, config, {NAME: grant.vendor.examine})
         plan = make_plan([grant], found)
-        record = records.describe(State("", pid, "", None), None, [grant])
+        record = records.describe(ContainerState("", pid, "", None), None, [grant])
         exclusive = config.exclusive
         with records.RecordWriter(config.state_dir, container.process, record, exclusive=exclusive):
             if switches.cgroups:
@@ -62,7 +64,7 @@ def configure(target: Target, grant: Grant, config: Config, switches: Switches) 
             inject.inject(plan, container, enter=target.pid is not None)
 
 
-def _adopt(container: Container) -> None:
+def _adopt(container: ContainerRootfs) -> None:
     """Distinguish the container's own mounts, in whose namespace this runs, from the host's.
 
     Apptainer mounts a filesystem for each container and the root in it. When enroot calls this,

@@ -23,7 +23,7 @@ _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers, the first digits 
 
 
 @dataclass(frozen=True)
-class Node:
+class DevNode:
     """A character device node, existing or possible: its path and numbers."""
 
     path: str
@@ -53,10 +53,10 @@ def text_of_devices(root: str = "") -> str:
     return _text(f"{root}/proc/devices")
 
 
-def control_nodes(known: dict[str, int]) -> list[Node]:
+def control_nodes(known: dict[str, int]) -> list[DevNode]:
     """Return the nodes that don't belong to a GPU; DriverError if a module isn't loaded."""
     ordered = sorted(CONTROL_NODES, key=lambda each: each.module)
-    return [Node(each.path, _major(known, each.module), each.minor) for each in ordered]
+    return [DevNode(each.path, _major(known, each.module), each.minor) for each in ordered]
 
 
 def _major(known: dict[str, int], name: str) -> int:
@@ -67,18 +67,18 @@ def _major(known: dict[str, int], name: str) -> int:
     return found
 
 
-def possible(root: str = "") -> list[Node]:
+def possible(root: str = "") -> list[DevNode]:
     """Return all nodes that this host's GPUs can have, existing or not."""
     known = majors(text_of_devices(root))
     nodes = control_nodes(known)
     gpus = _gpus(root)
-    nodes += [Node(f"/dev/nvidia{minor}", _major(known, _DRIVER), minor) for minor in gpus]
+    nodes += [DevNode(f"/dev/nvidia{minor}", _major(known, _DRIVER), minor) for minor in gpus]
     for line in _text(f"{root}{MIG_MINORS}", missing="").split("\n"):
         name, _, minor = line.partition(" ")
         owner = name.partition("/")[0].removeprefix("gpu")
         if minor.isdecimal() and (not owner.isdecimal() or int(owner) in gpus):
             path = f"{CAPS_FOLDER}/nvidia-cap{minor}"
-            nodes.append(Node(path, _major(known, _CAPS), int(minor)))
+            nodes.append(DevNode(path, _major(known, _CAPS), int(minor)))
     return nodes
 
 
@@ -107,7 +107,7 @@ def _text(path: str, missing: str | None = None) -> str:
         raise DriverError(f"{path} can't be read: {error.strerror}", "Mount /proc") from None
 
 
-def existing(dev: str = "/dev") -> Iterator[Node]:
+def existing(dev: str = "/dev") -> Iterator[DevNode]:
     """Yield the existing nodes of GPUs, of MIG devices and of the driver."""
     for folder in (dev, f"{dev}/{os.path.basename(CAPS_FOLDER)}"):
         try:
@@ -119,10 +119,10 @@ def existing(dev: str = "/dev") -> Iterator[Node]:
                 path = f"{folder}/{name}"
                 status = os.lstat(path)
                 if stat.S_ISCHR(status.st_mode):
-                    yield Node(path, os.major(status.st_rdev), os.minor(status.st_rdev))
+                    yield DevNode(path, os.major(status.st_rdev), os.minor(status.st_rdev))
 
 
-def link(folder: str, node: Node, *, dry_run: bool) -> str:
+def link(folder: str, node: DevNode, *, dry_run: bool) -> str:
     """Link FOLDER/MAJOR:MINOR to a node; return a message, "" if it exists already.
 
     OSError if that fails.
@@ -138,7 +138,7 @@ def link(folder: str, node: Node, *, dry_run: bool) -> str:
     return f"linked {path} to {node.path}"
 
 
-def make(node: Node, root: str, *, dry_run: bool) -> str:
+def make(node: DevNode, root: str, *, dry_run: bool) -> str:
     """Create a node below a root, for all users; return a message, "" if it exists already.
 
     OSError if that fails.

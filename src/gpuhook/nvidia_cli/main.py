@@ -18,7 +18,7 @@ from gpuhook.core.request.reader import Request
 from gpuhook.nvidia_cli import argp, options
 from gpuhook.nvidia_cli.argp import CliError, worded
 from gpuhook.vendors.nvidia import device_nodes, names, variables
-from gpuhook.vendors.nvidia.model import Inventory, selection
+from gpuhook.vendors.nvidia.model import NvidiaInventory, selection
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 TYPE_CHECKING = False
@@ -133,12 +133,12 @@ def _configured(given: "Found") -> Config:
     return config
 
 
-def _inventory(config: Config, words: "Found") -> Inventory:
+def _inventory(config: Config, words: "Found") -> NvidiaInventory:
     """Return the inventory as NVML shows it to this process, without files that options exclude."""
     from gpuhook.core.inventory.cache import get_inventory  # noqa: PLC0415 - slow without a cache
 
     found = get_inventory(config, VENDOR)
-    assert isinstance(found, Inventory)  # noqa: S101 - it is NVIDIA's
+    assert isinstance(found, NvidiaInventory)  # noqa: S101 - it is NVIDIA's
     inventory = VENDOR.within_reach(found)
     given = {name for name, _ in words}
     parts = [part for part, option in _LEFT_OUT.items() if option in given]
@@ -146,7 +146,7 @@ def _inventory(config: Config, words: "Found") -> Inventory:
     return inventory.but(files=kept)
 
 
-def _select(selectors: tuple[str, ...], inventory: Inventory) -> tuple[Device, ...]:
+def _select(selectors: tuple[str, ...], inventory: NvidiaInventory) -> tuple[Device, ...]:
     """Return the selected devices; on a host without GPUs, names are ignored."""
     if not inventory.gpus and not inventory.lost:
         return ()
@@ -199,7 +199,7 @@ def _list(config: Config, found: "Found", words: list[str]) -> None:
         name for name in ("config", "monitor") if _mig_management(found, f"mig-{name}") is not None
     )
     selected = selection(inventory, _select(devices, inventory)) if devices else None
-    wanted = report.Wanted(kinds, selected, imex_channels, mig)
+    wanted = report.ListSelection(kinds, selected, imex_channels, mig)
     for path in report.listing(inventory, wanted):
         sys.stdout.write(path + "\n")
 
@@ -209,12 +209,12 @@ def _configure(config: Config, found: "Found", words: list[str]) -> None:
 
     if len(words) != 1:
         raise argp.UsageError("too many arguments" if words else "a root directory is missing")
-    target = configure.Target(_pid(found), configure.checked_root(words[0]))
+    target = configure.ConfigureTarget(_pid(found), configure.checked_root(words[0]))
     config.cuda_compat_mode = _compat_mode(found)
     request = _request(found)
     inventory = _inventory(config, found)
     given = {name for name, _ in found}
-    switches = configure.Switches(
+    switches = configure.DeviceSwitches(
         devbind="no-devbind" not in given, cgroups="no-cgroups" not in given
     )
     grant = Grant(VENDOR, request, inventory, _select(request.selectors, inventory))

@@ -12,7 +12,7 @@ from gpuhook.vendors.nvidia.model import (
     CONTROL_NODES,
     IMEX_FOLDER,
     Gpu,
-    Inventory,
+    NvidiaInventory,
     Selection,
 )
 from gpuhook.vendors.nvidia.variables import FEATURES
@@ -22,7 +22,7 @@ _CAPABILITIES = "/proc/driver/nvidia/capabilities"
 _HEADER = "Device Index,Device Minor,Model,Brand,GPU UUID,Bus Location,Architecture"
 
 
-def info(inventory: Inventory, *, csv: bool) -> str:
+def info(inventory: NvidiaInventory, *, csv: bool) -> str:
     """Return the text of ``info``."""
     if csv:
         rows = ["NVRM version,CUDA version", f"{inventory.driver_version},{inventory.cuda_version}"]
@@ -49,7 +49,7 @@ def _fields(gpu: Gpu) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-class Wanted(Record):
+class ListSelection(Record):
     """The selection for ``list``: kinds of driver files, and the devices (None: none)."""
 
     kinds: tuple[str, ...]
@@ -58,7 +58,7 @@ class Wanted(Record):
     mig: tuple[str, ...] = ()
 
 
-def listing(inventory: Inventory, wanted: Wanted) -> Iterator[str]:
+def listing(inventory: NvidiaInventory, wanted: ListSelection) -> Iterator[str]:
     """Yield the paths, relative to the driver root, in nvidia-container-cli's order.
 
     Links are resolved, except for firmware, whose folder is always named /lib/firmware.
@@ -86,7 +86,7 @@ def _is_there(root: str, socket: str) -> bool:
     return True
 
 
-def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> Iterator[str]:
+def _devices(inventory: NvidiaInventory, selection: Selection, *, with_migs: bool) -> Iterator[str]:
     yield from (each.path for each in CONTROL_NODES if inventory.node(each.path))
     yield from (f"/dev/nvidia{gpu.minor}" for gpu in selection.gpus)
     for gpu, mig in selection.migs if with_migs else ():
@@ -97,7 +97,7 @@ def _devices(inventory: Inventory, selection: Selection, *, with_migs: bool) -> 
                 yield f"{CAPS_FOLDER}/nvidia-cap{cap}"
 
 
-def _mig_management(inventory: Inventory, name: str) -> Iterator[str]:
+def _mig_management(inventory: NvidiaInventory, name: str) -> Iterator[str]:
     """Yield the paths that a container needs to configure or monitor MIG."""
     if not any(gpu.mig_enabled for gpu in inventory.gpus):
         return

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.cdi_hook import DocumentInjection
-    from gpuhook.core.edit import Task
+    from gpuhook.core.edit import HookTask
     from gpuhook.core.inventory.model import Inventory
     from gpuhook.inject import Injection
 
@@ -67,7 +67,7 @@ class Pipes(Record):
         return [str(pid), str(self.asked), str(self.answer), str(self.bundle), folder]
 
 
-def start(task: "Task", config: "Config", launcher: str = "") -> list[str]:
+def start(task: "HookTask", config: "Config", launcher: str = "") -> list[str]:
     """Fork the hook worker of a container; return the arguments that lead the hook to it.
 
     The list is empty if it can't be forked. With ``launcher``, the path of gpu-py, the hook worker
@@ -98,7 +98,7 @@ def pipe_for_both() -> int:
         os.close(writer)
 
 
-def _main(pipes: Pipes, task: "Task", config: "Config", launcher: str) -> "NoReturn":
+def _main(pipes: Pipes, task: "HookTask", config: "Config", launcher: str) -> "NoReturn":
     """Serve one request and exit, whatever happens; never return into the caller's code."""
     try:
         from gpuhook.base.container import kernel  # noqa: PLC0415 - not time-critical here
@@ -115,7 +115,7 @@ def _main(pipes: Pipes, task: "Task", config: "Config", launcher: str) -> "NoRet
 
 
 def injection_of(
-    task: "Task", config: "Config", inventories: "Mapping[str, Inventory] | None" = None
+    task: "HookTask", config: "Config", inventories: "Mapping[str, Inventory] | None" = None
 ) -> "Injection | DocumentInjection":
     """Return the work of a container's hook.
 

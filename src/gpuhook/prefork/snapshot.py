@@ -58,12 +58,12 @@ class LoadedState:
         return True
 
 
-def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]:
+def _load_inventories(config: Config, known: "Known") -> dict[str, cache.LoadedInventory]:
     """Return the inventories of the vendors that this host has, by vendor.
 
     GpuhookError if it has none. A vendor that appears later is found by ``resolve``.
     """
-    found: dict[str, cache.Loaded] = {}
+    found: dict[str, cache.LoadedInventory] = {}
     failures: list[GpuhookError] = []
     for each in known.values():
         try:
@@ -75,7 +75,7 @@ def _load_inventories(config: Config, known: "Known") -> dict[str, cache.Loaded]
     return found
 
 
-def _load_inventory(config: Config, vendor: contract.Vendor) -> cache.Loaded:
+def _load_inventory(config: Config, vendor: contract.Vendor) -> cache.LoadedInventory:
     loaded = cache.load(config, vendor)
     if loaded is None:
         cache.get_inventory(config, vendor)  # saves it

@@ -17,7 +17,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.core import contract, dev_char
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.monitor.followed import Followed, report_ready
+from gpuhook.monitor.followed import FollowedConfig, report_ready
 from gpuhook.monitor.host.uevents import Event, KernelEvents, listen
 from gpuhook.monitor.vendors import survey
 from gpuhook.prefork import instance
@@ -26,7 +26,7 @@ _SETTLE = 0.5  # seconds of quiet after an event: a driver is loaded in many ste
 _LONGEST = 10.0  # seconds after the first event for which to wait for quiet
 
 
-class Events:
+class DeviceEvents:
     """The kernel's events about devices, filtered by ``concerns``."""
 
     def __init__(self, concerns: Callable[[Event], bool]) -> None:
@@ -56,7 +56,7 @@ class Events:
         return came
 
 
-class Watch:
+class HostWatcher:
     """The watcher of a host; ``tell`` gets a sentence about each change.
 
     ``launcher`` is the path of gpu-py. ``documents`` is called at first and after every change. It
@@ -69,7 +69,7 @@ class Watch:
         launcher: str,
         tell: Callable[[str], None],
         documents: Callable[[], bool],
-        followed: Followed | None = None,
+        followed: FollowedConfig | None = None,
     ) -> None:
         self._followed = followed
         self._config = config
@@ -121,7 +121,7 @@ class Watch:
             self._tell(wrong)
         self._cannot_stand = wrong
 
-    def run(self, events: Events, interval: float) -> None:
+    def run(self, events: DeviceEvents, interval: float) -> None:
         """Check after every event, and every ``interval`` seconds; never returns."""
         is_due = True
         while True:

@@ -34,7 +34,7 @@ _DEVICES = (
 )  # fmt: skip
 
 
-class Listed:
+class ListedPath:
     """A listed path: its real path below the driver root, and its mode.
 
     ``real`` is "" if nothing exists, or ``refusal`` says why containers don't get it ("which ...").

@@ -5,7 +5,7 @@ Only sysfs is read.
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, NoDriverError
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ def numbered(root: Rootfs, folder: str, beginning: str) -> list[int]:
     return sorted(each for each in found if each is not None)
 
 
-def nodes(root: Rootfs, paths: "Iterable[str]") -> "tuple[Node, ...]":
+def nodes(root: Rootfs, paths: "Iterable[str]") -> "tuple[DeviceNode, ...]":
     """Return the character devices among some paths, without duplicates."""
-    found = (Node.of(path, root.stat(path)) for path in dict.fromkeys(paths))
+    found = (DeviceNode.of(path, root.stat(path)) for path in dict.fromkeys(paths))
     return tuple(node for node in found if node is not None)
 
 
-def wrong_numbers(node: "Node | None", dev: str) -> str:
+def wrong_numbers(node: "DeviceNode | None", dev: str) -> str:
     """Return the error of a node that should have the numbers ``dev`` (major:minor), else ""."""
     if node is None or not dev or f"{node.major}:{node.minor}" == dev:
         return ""

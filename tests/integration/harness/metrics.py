@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuhook_simulate.vendors.nvidia import Process, end_process, run_process
+from gpuhook_simulate.vendors.nvidia import SimulatedProcess, end_process, run_process
 from harness.commands import stop
 from harness.driver import Driver
 
@@ -78,7 +78,7 @@ def labels_of(samples: Samples, container: str) -> dict[str, str]:
 @contextlib.contextmanager
 def using(driver: Driver, device: str, pid: int, memory: int, sm: int) -> Iterator[None]:
     root = str(driver.root)
-    run_process(root, Process(device, pid, memory, sm))
+    run_process(root, SimulatedProcess(device, pid, memory, sm))
     try:
         yield
     finally:

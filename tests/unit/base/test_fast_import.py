@@ -230,7 +230,7 @@ def test_extension_modules_are_the_standard_librarys(compiled: Path, folder: str
         "from gpuhook.base.oci import jsontext\n"
         "print(jsontext.scanstring is json.decoder.c_scanstring)\n"
         "print(clib.get_errno is ctypes.get_errno, jsontext.loads('[1]'))\n"
-        "print(clib.Library().getpid())"
+        "print(clib.CLibrary().getpid())"
     )
     first, second, pid = run(compiled, code)
     assert (first, second) == ("True", "True [1]")

@@ -19,7 +19,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core import edit as editing
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors.registry import known
 
 # Values that are another text when they are written anew.
@@ -47,7 +47,7 @@ def there(bundle: Path) -> dict[str, Inventory]:
     """GPUs and NPUs whose nodes a group may open, so that groups and variables are added."""
     found = machines.machine(machines.gpu(0, 0), machines.gpu(1, 1))
     found.nodes = tuple(
-        Node(each.path, each.major, each.minor, 0o660, 0, 44) for each in found.nodes
+        DeviceNode(each.path, each.major, each.minor, 0o660, 0, 44) for each in found.nodes
     )
     return {"nvidia": found, "ascend": paper.machine("ascend", bundle / "ascend", 2)}
 

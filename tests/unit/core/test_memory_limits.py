@@ -31,7 +31,7 @@ from gpuhook.core.request import memory_settings as words
 from gpuhook.core.request.reader import Request, SpecReader
 from gpuhook.core.request.sources import memory_limit_place
 from gpuhook.vendors import registry
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 
 GIB = 1 << 30
 VRAM = "drm/0000:03:00.0/vram"
@@ -39,7 +39,7 @@ TILES = ("drm/0000:8c:00.0/vram0", "drm/0000:8c:00.0/vram1")
 CAPACITY = f"{VRAM} {16 * GIB}\n{TILES[0]} {8 * GIB}\n{TILES[1]} {24 * GIB}\n"
 
 
-def nvidia(*gpus: Any, version: str = "615.10.01") -> Inventory:
+def nvidia(*gpus: Any, version: str = "615.10.01") -> NvidiaInventory:
     """Return a machine whose driver keeps limits."""
     every = gpus or (gpu(0, 3), gpu(1, 0))
     found = machine(*(each.but(memory=80 * GIB) for each in every))
@@ -349,7 +349,7 @@ def test_a_limit_mount_for_all_covers_devices_of_every_source() -> None:
     ],
 )
 def test_limits_unsupported_by_the_nvidia_driver_are_refused(
-    inventory: Inventory, why: str
+    inventory: NvidiaInventory, why: str
 ) -> None:
     with pytest.raises(MemoryLimitError, match=why):
         found(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", nvidia=inventory)

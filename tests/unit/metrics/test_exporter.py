@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuhook import __version__
 from gpuhook.base.errors import MetricsError
 from gpuhook.metrics import exporter
-from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, SeriesOptions, Snapshot, Usage
 
-GPU = Device(
+GPU = Accelerator(
     "nvidia", "GPU-1", "0", 3, "0000:1b:00.0", "NVIDIA H200",
     memory_total_bytes=100 << 20, memory_used_bytes=30 << 20, memory_reserved_bytes=10 << 20,
     utilization=0.6, temperature_celsius=40, power_watts=70.5, energy_joules=12.5,
@@ -20,7 +20,7 @@ GPU = Device(
     clock_reasons=("sw_power_cap", "sync_boost"), recovery="gpu_reset",
     xids={79: 2, 13: 1}, readings={"SM_CLOCK": 1980, "PROF_DRAM_ACTIVE": 0.25},
 )  # fmt: skip
-PART = Device(
+PART = Accelerator(
     "nvidia", "MIG-1", "0:1", 3, "0000:1b:00.0", "NVIDIA H200 MIG 1g.18gb", "GPU-1", "1g.18gb", 7,
     memory_used_bytes=0, utilization=0.5, readings={"PROF_DRAM_ACTIVE": 0.75},
 )  # fmt: skip

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from gpuhook.metrics.host_use import HostUse, Use
+from gpuhook.metrics.host_use import HostUse, ProcessUse
 
 BUSY = """
 import sys, time
@@ -40,7 +40,7 @@ def test_cpu_time_and_memory_of_a_process_are_measured() -> None:
     assert first.cpu_utilization >= 0.4 / (lived + 1)
     assert second.cpu_utilization is not None
     assert 0.0 <= second.cpu_utilization < 0.01
-    assert use.of(process.pid) == Use()
+    assert use.of(process.pid) == ProcessUse()
 
 
 def test_a_reused_process_number_starts_a_new_measurement() -> None:

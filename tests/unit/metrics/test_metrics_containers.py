@@ -12,7 +12,7 @@ from gpuhook.base.host import proc
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.metrics import containers, pods, processes
 from gpuhook.metrics import observer as observers
-from gpuhook.metrics.containers import Assigned, Owner
+from gpuhook.metrics.containers import DeviceReference, Owner
 from gpuhook.metrics.model import Container
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.pods import Pod
@@ -147,18 +147,18 @@ def test_a_process_belongs_to_the_container_in_its_cgroup_path() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("GPU-1::0", Assigned("GPU-1", replica="0")),
-        ("MIG-5c89852c::2", Assigned("MIG-5c89852c", replica="2")),
-        ("MIG-GPU-5c89852c-d268/7/0", Assigned("GPU-5c89852c-d268", gi="7", ci="0")),
-        ("3", Assigned(index="3")),
-        ("3::1", Assigned(index="3", replica="1")),
-        ("nvidia0", Assigned("nvidia0", "0")),
-        ("nvidia12/gi3/vgpu1", Assigned(index="12", gi="3", replica="1")),
-        ("nvidia0/other", Assigned("nvidia0/other")),
-        ("", Assigned()),
+        ("GPU-1::0", DeviceReference("GPU-1", replica="0")),
+        ("MIG-5c89852c::2", DeviceReference("MIG-5c89852c", replica="2")),
+        ("MIG-GPU-5c89852c-d268/7/0", DeviceReference("GPU-5c89852c-d268", gi="7", ci="0")),
+        ("3", DeviceReference(index="3")),
+        ("3::1", DeviceReference(index="3", replica="1")),
+        ("nvidia0", DeviceReference("nvidia0", "0")),
+        ("nvidia12/gi3/vgpu1", DeviceReference(index="12", gi="3", replica="1")),
+        ("nvidia0/other", DeviceReference("nvidia0/other")),
+        ("", DeviceReference()),
     ],
 )
-def test_further_forms_of_device_ids_are_parsed(text: str, expected: Assigned) -> None:
+def test_further_forms_of_device_ids_are_parsed(text: str, expected: DeviceReference) -> None:
     assert containers.assigned(text) == expected
 
 

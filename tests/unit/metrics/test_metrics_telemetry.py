@@ -13,7 +13,7 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.metrics.observer import Observer
 from gpuhook.monitor.host.child import Channel, Work
-from gpuhook.monitor.telemetry import Files, Telemetry
+from gpuhook.monitor.telemetry import FileTelemetry, TelemetryWorker
 from gpuhook.vendors import registry
 
 HERE: Any = SimpleNamespace(root="/", version="1", devices=[SimpleNamespace(id="GPU-1", label="0")])
@@ -87,13 +87,13 @@ def close(talk: Channel) -> None:
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., tuple[Telemetry, Driver]]]:
+def made() -> Iterator[Callable[..., tuple[TelemetryWorker, Driver]]]:
     config: Config = load("/dev/null")
     every = []
 
-    def make(behave: Any, clock: Any = time.monotonic) -> tuple[Telemetry, Driver]:
+    def make(behave: Any, clock: Any = time.monotonic) -> tuple[TelemetryWorker, Driver]:
         driver = Driver(behave)
-        every.append(Telemetry(driver, "Acme", config, clock, 0.3))
+        every.append(TelemetryWorker(driver, "Acme", config, clock, 0.3))
         return every[-1], driver
 
     yield make
@@ -204,7 +204,7 @@ def test_hung_device_files_cost_one_timeout_and_their_device(made: Any) -> None:
     """As those of a GPU that is reset: the exporter itself never waits in one."""
     now = [1000.0]
     asking, _ = made(None, lambda: time.monotonic() + now[0])
-    asking._module = Files(Sysfs())
+    asking._module = FileTelemetry(Sysfs())
     devices = [SimpleNamespace(id=f"GPU-{number}", label=str(number)) for number in range(3)]
     here = SimpleNamespace(root="/", version="1", devices=devices)
     assert asking.ask(here) is None
@@ -224,7 +224,7 @@ def test_a_vendors_files_are_read_by_a_child() -> None:
     for name in ("amd", "intel_gpu"):
         asking = observer._asking(registry.KNOWN[name])
         assert asking is not None
-        assert isinstance(asking._module, Files)
+        assert isinstance(asking._module, FileTelemetry)
     assert observer._asking(registry.KNOWN["neuron"]) is None
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpuhook.base.config.loader import load
-from gpuhook.metrics.assigned import Holder
+from gpuhook.metrics.assigned import ContainerCgroup
 from gpuhook.metrics.containers import owner_of
 from gpuhook.metrics.model import Usage
 from gpuhook.metrics.observer import Observer
@@ -19,11 +19,13 @@ def observer() -> Observer:
     return Observer(load("/dev/null"))
 
 
-def holder(name: str, group: str, *devices: str, engine: str = "") -> Holder:
-    return Holder(device_users.Container(name, engine, 1, "sh"), group, "", "", "", devices, "")
+def holder(name: str, group: str, *devices: str, engine: str = "") -> ContainerCgroup:
+    return ContainerCgroup(
+        device_users.RunningContainer(name, engine, 1, "sh"), group, "", "", "", devices, ""
+    )
 
 
-def assembled(observer: Observer, found: list[Holder], **processes: Any) -> Any:
+def assembled(observer: Observer, found: list[ContainerCgroup], **processes: Any) -> Any:
     """Return the devices of the containers, and what they use of G0, by their ids.
 
     ``processes`` are what the driver says of G0; each runs in the cgroup that its id indexes.

@@ -18,7 +18,7 @@ from serving import Breaking, serving
 from timeouts import in_time
 
 from gpuhook.metrics import answers, service
-from gpuhook.metrics.model import Container, Device, SeriesOptions, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, SeriesOptions, Snapshot, Usage
 from gpuhook.metrics.web_files import WebContent
 
 REQUEST = b"GET /metrics HTTP/1.1\r\n\r\n"
@@ -131,11 +131,11 @@ _text = st.text(st.characters(), max_size=5)
 
 @given(st.builds(Container, _text, pod=_text, devices=st.lists(_text, max_size=2).map(tuple)))
 def test_a_snapshot_survives_the_round_trip_through_json(container: Container) -> None:
-    device = Device(
+    device = Accelerator(
         "nvidia", "GPU-1", "0", xids={31: 2}, clock_reasons=("idle",), readings={"a": 1.5}
     )
     look = Snapshot(
-        (device, Device("amd", "b", "1", xids=None)), (container,), (Usage("c", "GPU-1", 1),),
+        (device, Accelerator("amd", "b", "1", xids=None)), (container,), (Usage("c", "GPU-1", 1),),
         {"nvidia": "1"}, {"timeout": 1}, {"driver": 0.1}, ("a problem",), ("a note",), (), False,
     )  # fmt: skip
     line = answers.line(snapshot=answers.from_snapshot(look))

@@ -19,7 +19,7 @@ from serving import serving
 from timeouts import in_time
 
 from gpuhook.base.errors import MetricsError
-from gpuhook.metrics.web_config import Web
+from gpuhook.metrics.web_config import WebConfig
 from gpuhook.metrics.web_files import WebFiles
 
 PASSWORD = "secret: with a colon"  # noqa: S105 - of a test
@@ -51,12 +51,12 @@ def folder(tmp_path: Path, certificates: Path) -> Path:
     return tmp_path
 
 
-def web_of(folder: Path) -> Web:
+def web_of(folder: Path) -> WebConfig:
     """Return what the process that serves makes of the file."""
-    return Web(WebFiles(str(folder / "web.yml")).read())
+    return WebConfig(WebFiles(str(folder / "web.yml")).read())
 
 
-def allows(web: Web, authorization: str) -> bool:
+def allows(web: WebConfig, authorization: str) -> bool:
     """Tell what the process that serves does, after a check where it takes one."""
     answer = web.answer(authorization)
     if answer is None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core.records import records
 from gpuhook.monitor.containers import device_users
-from gpuhook.monitor.containers.groups import Identity
-from gpuhook.monitor.host.namespaces import Look
+from gpuhook.monitor.containers.groups import ContainerIdentity
+from gpuhook.monitor.host.namespaces import NamespaceScan
 
 
 @pytest.fixture
@@ -28,20 +28,25 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def others(*names: str) -> list[tuple[str, Identity]]:
+def others(*names: str) -> list[tuple[str, ContainerIdentity]]:
     first = 1_000_000_000
-    return [(str(number), Identity(name, "")) for number, name in enumerate(names, first)]
+    return [(str(number), ContainerIdentity(name, "")) for number, name in enumerate(names, first)]
 
 
 @pytest.mark.protects(
     "each-identity",
     "containers without a record that are called alike have each its own devices",
-    instead=("found.setdefault(Identity(identity.name, identity.engine), made).nodes |= nodes"),
+    instead=(
+        "found.setdefault(ContainerIdentity(identity.name, identity.engine), made).nodes |= nodes"
+    ),
 )
 def test_containers_with_the_same_name_are_kept_apart(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen = [("7", Identity("box", "", "/a/box")), ("8", Identity("box", "", "/b/box"))]
+    seen = [
+        ("7", ContainerIdentity("box", "", "/a/box")),
+        ("8", ContainerIdentity("box", "", "/b/box")),
+    ]
     monkeypatch.setattr(device_users, "_others", lambda *_: iter([*seen, ("9", seen[0][1])]))
     found = device_users.running([], str(tmp_path)).containers
     assert [(each.name, each.pid) for each in found] == [("box", 7), ("box", 8)]
@@ -64,7 +69,9 @@ def test_the_search_for_device_users_stops_at_its_time_limit(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     times = iter([0.0, *([1.0] * 4), *([3.0] * 100)])
-    monkeypatch.setattr(device_users, "Look", lambda: Look(2.0, lambda: next(times)))
+    monkeypatch.setattr(
+        device_users, "NamespaceScan", lambda: NamespaceScan(2.0, lambda: next(times))
+    )
     monkeypatch.setattr(device_users, "_others", lambda *_: iter(others(*"abcdefgh")))
     found = device_users.running([], str(tmp_path))
     assert [each.name for each in found.containers] == ["a", "b"]
@@ -91,7 +98,7 @@ def test_containers_without_a_record_beyond_the_limit_are_left_out(
 def test_a_damaged_record_is_reported_and_hides_no_container(tmp_path: Path) -> None:
     process = os.open("/proc/self", os.O_PATH)
     try:
-        record = records.describe(State("web", os.getpid(), "", None), None, [])
+        record = records.describe(ContainerState("web", os.getpid(), "", None), None, [])
         with records.RecordWriter(str(tmp_path), process, record):
             folder = tmp_path / records.FOLDER
             damaged = folder / _record_of(os.getppid())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.base.host import files, proc
-from gpuhook.monitor.containers.groups import Made, identify, path_of
+from gpuhook.monitor.containers.groups import RootCgroups, identify, path_of
 
 ID = "0123456789abcdef" * 4
 VICTIM = "f" * 64
@@ -104,7 +104,7 @@ POD = f"kubepods/besteffort/pod0/{VICTIM}"
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RootCgroups:
     """Two hierarchies, in which a user and a container were given cgroups of their own."""
     table = ""
     for number, (kind, options) in enumerate((("cgroup2", "rw"), ("cgroup", "rw,cpu,devices"))):
@@ -113,7 +113,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
             Path(f"{tree}{name}").mkdir(parents=True)
         table += f"{number} 1 0:{number} / {tree} rw - {kind} none {options}\n"
     monkeypatch.setattr(proc, "data_of", lambda _: table.encode())
-    found = Made()
+    found = RootCgroups()
     for name in (USERS, f"/docker/{ID}"):
         found._owned |= {f"{tmp_path}/{kind}{name}": False for kind in ("cgroup", "cgroup2")}
     return found
@@ -131,13 +131,15 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         ("/gone/since", "/gone"),
     ],
 )
-def test_cgroup_names_count_only_where_root_made_them(made: Made, path: str, expected: str) -> None:
+def test_cgroup_names_count_only_where_root_made_them(
+    made: RootCgroups, path: str, expected: str
+) -> None:
     groups = {"": path, "cpu,devices": path, "name=systemd": "/init.scope"}
     found = {"": expected, "cpu,devices": expected, "name=systemd": "/init.scope"}
     assert made.of(groups) == found
 
 
-def test_user_made_nested_cgroups_do_not_count_as_containers(made: Made) -> None:
+def test_user_made_nested_cgroups_do_not_count_as_containers(made: RootCgroups) -> None:
     ours = {"": "/", "cpu,devices": "/"}
     for number in range(3):
         named = f"{USERS}/kubepods/besteffort/pod{number}/{number:064x}"
@@ -155,7 +157,7 @@ def test_user_made_nested_cgroups_do_not_count_as_containers(made: Made) -> None
     ],
 )
 def test_cgroups_outside_the_namespace_are_cut_at_user_folders(
-    made: Made, path: str, expected: str
+    made: RootCgroups, path: str, expected: str
 ) -> None:
     assert made.of({"": path, "pids": path}) == {"": expected, "pids": expected}
 
@@ -167,7 +169,7 @@ def test_a_cgroup_counts_only_if_its_folder_belongs_to_root(
     table = f"1 1 0:1 /below {tmp_path} rw - cgroup2 none rw\n"
     monkeypatch.setattr(proc, "data_of", lambda _: table.encode())
     (tmp_path / "a/b").mkdir(parents=True)
-    assert Made().of({"": "/below/a/b"}) == {"": "/below/a/b"}
+    assert RootCgroups().of({"": "/below/a/b"}) == {"": "/below/a/b"}
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
     monkeypatch.setattr(files, "is_roots", lambda uid: False)
-    assert Made().of({"": "/below/a/b"}) == {"": "/below"}
+    assert RootCgroups().of({"": "/below/a/b"}) == {"": "/below"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.host import proc
 from gpuhook.monitor.host import namespaces
-from gpuhook.monitor.host.namespaces import Look
+from gpuhook.monitor.host.namespaces import NamespaceScan
 from gpuhook.monitor.host.uevents import KernelEvents, listen, parse
 
 # What Python's text takes for the end of a line or for a blank, besides \n.
@@ -182,7 +182,7 @@ def test_each_mount_namespace_is_read_once() -> None:
     ) as other:  # fmt: skip
         assert other.stdout is not None
         other.stdout.readline()
-        look = Look(600)
+        look = NamespaceScan(600)
         ours = look.namespaces()[os.readlink("/proc/self/ns/mnt")]
         assert {str(os.getpid()), str(other.pid)} <= {*ours}
         assert ours == sorted(ours, key=int)
@@ -195,7 +195,7 @@ def test_each_mount_namespace_is_read_once() -> None:
 
 
 def test_no_namespaces_are_read_after_the_time_limit() -> None:
-    look = Look(0)
+    look = NamespaceScan(0)
     assert look.is_whole
     assert look.namespaces() == {}
     assert not look.is_whole
@@ -203,7 +203,7 @@ def test_no_namespaces_are_read_after_the_time_limit() -> None:
 
 def test_a_mount_table_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "_MAX_TABLE", 10)
-    look = Look(600)
+    look = NamespaceScan(600)
     assert look.table("self") == b""
     assert not look.is_whole
 

@@ -9,7 +9,7 @@ from gpuhook.base.cgroup import dmem
 from gpuhook.base.config.loader import load
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.monitor.containers import memory
-from gpuhook.monitor.containers.device_users import Container
+from gpuhook.monitor.containers.device_users import RunningContainer
 
 CARD = Inventory("intel", "/", "1", (Device("d", "0", {}, bus_id="0000:03:00.0"),), ())
 LIMIT = {"id": "d", "vendor": "intel"}
@@ -19,12 +19,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[
     """Return the containers whose cgroups were looked for."""
     seen = []
 
-    def note(container: Container) -> None:
+    def note(container: RunningContainer) -> None:
         seen.append(container.name)
 
     monkeypatch.setattr(memory, "_place", note)
     every = [
-        Container(str(number), "docker", os.getpid(), "sh", set(), record={"given": [], **record})
+        RunningContainer(
+            str(number), "docker", os.getpid(), "sh", set(), record={"given": [], **record}
+        )
         for number, record in enumerate(records)
     ]
     assert memory.look(every, [CARD], load("/dev/null")) == ({}, "")

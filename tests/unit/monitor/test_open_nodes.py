@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpuhook.monitor.containers import open_nodes
-from gpuhook.monitor.host.namespaces import Look
+from gpuhook.monitor.host.namespaces import NamespaceScan
 
 PATHS = {(1, 7): "/dev/gpu0", (1, 5): "/dev/gpu1"}  # the numbers of /dev/full and /dev/zero
 
@@ -32,14 +32,14 @@ def started() -> Iterator[Callable[[str], int]]:
 
 
 def nodes_of(pid: int) -> tuple[str, ...]:
-    found = open_nodes.users(PATHS, Look(60.0), [str(pid)])
+    found = open_nodes.users(PATHS, NamespaceScan(60.0), [str(pid)])
     return found[0].nodes if found else ()
 
 
 @pytest.mark.parametrize("flags", ["os.O_RDONLY", "os.O_RDWR", "os.O_WRONLY"])
 def test_a_process_with_an_open_node_is_found(started: Callable[[str], int], flags: str) -> None:
     pid = started(f"one = os.open('/dev/full', {flags}); two = os.open('/dev/null', os.O_RDONLY)")
-    [found] = open_nodes.users(PATHS, Look(60.0), [str(pid)])
+    [found] = open_nodes.users(PATHS, NamespaceScan(60.0), [str(pid)])
     assert (found.pid, found.nodes) == (pid, ("/dev/gpu0",))
     assert found.command
 
@@ -47,7 +47,7 @@ def test_a_process_with_an_open_node_is_found(started: Callable[[str], int], fla
 def test_processes_with_several_open_nodes_are_found(started: Callable[[str], int]) -> None:
     text = "one, two = (os.open(path, os.O_RDONLY) for path in ('/dev/zero', '/dev/full'))"
     pids = [started(text), started("pass"), started(text)]
-    found = open_nodes.users(PATHS, Look(60.0), map(str, pids))
+    found = open_nodes.users(PATHS, NamespaceScan(60.0), map(str, pids))
     assert [each.pid for each in found] == [pids[0], pids[2]]
     assert {each.nodes for each in found} == {("/dev/gpu0", "/dev/gpu1")}
 
@@ -69,6 +69,6 @@ def test_an_ended_process_has_no_open_nodes() -> None:
 
 def test_the_search_for_open_nodes_stops_at_its_time_limit(started: Callable[[str], int]) -> None:
     pid = started("one = os.open('/dev/full', os.O_RDONLY)")
-    look = Look(0.0)
+    look = NamespaceScan(0.0)
     assert open_nodes.users(PATHS, look, [str(pid)]) == []
     assert not look.is_whole

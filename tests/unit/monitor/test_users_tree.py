@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.monitor.host import users_tree
-from gpuhook.monitor.host.users_tree import BIN, Bin
+from gpuhook.monitor.host.users_tree import BIN, TrashFolder
 
 LATER = 60.0  # seconds
 
@@ -24,7 +24,7 @@ def parent(tmp_path: Path) -> Iterator[int]:
 
 
 def remove(parent: int, name: str, seconds: float = LATER) -> None:
-    made = Bin(parent)
+    made = TrashFolder(parent)
     try:
         made.take(name, time.monotonic() + seconds)
         made.remove_taken(time.monotonic() + seconds)
@@ -96,7 +96,7 @@ def test_a_removal_that_times_out_is_finished_by_a_later_one(tmp_path: Path, par
         remove(parent, "his", 0.0)
     assert os.listdir(tmp_path) == [BIN]
     assert len(os.listdir(tmp_path / BIN)) == 1
-    other = Bin(parent)
+    other = TrashFolder(parent)
     other.remove_others(time.monotonic() + LATER)
     other.close()
     assert os.listdir(tmp_path / BIN) == []
@@ -128,14 +128,14 @@ def test_a_process_creating_files_does_not_delay_the_removal(tmp_path: Path, par
         over.set()
         maker.join()
         os.close(fd)
-    other = Bin(parent)
+    other = TrashFolder(parent)
     other.remove_others(time.monotonic() + LATER)
     other.close()
     assert os.listdir(tmp_path / BIN) == []
 
 
 def test_remove_taken_leaves_entries_of_another_bin(tmp_path: Path, parent: int) -> None:
-    one, other = Bin(parent), Bin(parent)
+    one, other = TrashFolder(parent), TrashFolder(parent)
     for made, name in ((one, "a"), (other, "b")):
         (tmp_path / name / "below").mkdir(parents=True)
         made.take(name, time.monotonic() + LATER)
@@ -164,7 +164,7 @@ def test_an_untrusted_bin_folder_is_refused(tmp_path: Path, parent: int, kind: s
         place.mkdir()
         place.chmod(0o777)
     with pytest.raises(OSError):
-        Bin(parent)
+        TrashFolder(parent)
     assert os.listdir(tmp_path / "elsewhere") == []
 
 

@@ -25,7 +25,7 @@ def test_configure_is_refused_on_a_node_with_a_gate(monkeypatch: pytest.MonkeyPa
         raise RequestError("It is opened", "None")
 
     monkeypatch.setattr(inject, "open_container", open_container)
-    target, switches = configure.Target(1, "/none"), configure.Switches(False, False)
+    target, switches = configure.ConfigureTarget(1, "/none"), configure.DeviceSwitches(False, False)
     config = Config()
     with pytest.raises(RequestError, match="It is opened"):
         configure.configure(target, grant, config, switches)

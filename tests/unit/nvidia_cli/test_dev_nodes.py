@@ -7,7 +7,7 @@ import pytest
 
 from gpuhook.base.errors import DriverError
 from gpuhook.nvidia_cli import dev_nodes
-from gpuhook.nvidia_cli.dev_nodes import Node
+from gpuhook.nvidia_cli.dev_nodes import DevNode
 
 Case = dict[str, Any]
 
@@ -72,16 +72,16 @@ def root(tmp_path: Path) -> Path:
 
 def test_possible_nodes_include_every_gpu_and_mig_capability(root: Path) -> None:
     assert dev_nodes.possible(str(root)) == [
-        Node("/dev/nvidiactl", 195, 255),
-        Node("/dev/nvidia-modeset", 195, 254),
-        Node("/dev/nvidia-uvm", 510, 0),
-        Node("/dev/nvidia-uvm-tools", 510, 1),
-        Node("/dev/nvidia0", 195, 0),
-        Node("/dev/nvidia1", 195, 1),
-        Node("/dev/nvidia-caps/nvidia-cap1", 234, 1),
-        Node("/dev/nvidia-caps/nvidia-cap2", 234, 2),
-        Node("/dev/nvidia-caps/nvidia-cap3", 234, 3),
-        Node("/dev/nvidia-caps/nvidia-cap99", 234, 99),
+        DevNode("/dev/nvidiactl", 195, 255),
+        DevNode("/dev/nvidia-modeset", 195, 254),
+        DevNode("/dev/nvidia-uvm", 510, 0),
+        DevNode("/dev/nvidia-uvm-tools", 510, 1),
+        DevNode("/dev/nvidia0", 195, 0),
+        DevNode("/dev/nvidia1", 195, 1),
+        DevNode("/dev/nvidia-caps/nvidia-cap1", 234, 1),
+        DevNode("/dev/nvidia-caps/nvidia-cap2", 234, 2),
+        DevNode("/dev/nvidia-caps/nvidia-cap3", 234, 3),
+        DevNode("/dev/nvidia-caps/nvidia-cap99", 234, 99),
     ]
 
 
@@ -91,7 +91,7 @@ def test_without_mig_no_capability_nodes_are_listed(root: Path) -> None:
 
 
 def test_links_are_made_once_and_foreign_ones_reported(tmp_path: Path) -> None:
-    node = Node(f"{tmp_path}/nvidia0", 195, 0)
+    node = DevNode(f"{tmp_path}/nvidia0", 195, 0)
     path = tmp_path / "195:0"
     assert dev_nodes.link(str(tmp_path), node, dry_run=True).startswith("would link")
     assert not path.is_symlink()

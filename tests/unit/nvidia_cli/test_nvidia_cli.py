@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from gpuhook import __version__
-from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.inventory.model import DeviceNode, DriverFile
 from gpuhook.nvidia_cli import callers
 from gpuhook.nvidia_cli.argp import FLAG, OPTIONAL, VALUE, CliError, Option, UsageError, parse
 from gpuhook.nvidia_cli.main import _pid, main
-from gpuhook.nvidia_cli.report import Wanted, info, listing
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection
+from gpuhook.nvidia_cli.report import ListSelection, info, listing
+from gpuhook.vendors.nvidia.model import Gpu, Mig, NvidiaInventory, Selection
 
 MIG = Mig(0, "MIG-1", 1, 0, "1g.10gb", 12, 13)
 BUS = "00000000:1B:00.0"
 GPU = Gpu(0, 3, "GPU-1", BUS, "NVIDIA H100", "9.0", "Nvidia", True, (MIG,))
 NODES = (
-    Node("/dev/nvidiactl", 195, 255),
-    Node("/dev/nvidia3", 195, 3),
-    Node("/dev/nvidia-caps/nvidia-cap12", 236, 12),
+    DeviceNode("/dev/nvidiactl", 195, 255),
+    DeviceNode("/dev/nvidia3", 195, 3),
+    DeviceNode("/dev/nvidia-caps/nvidia-cap12", 236, 12),
 )
 FIRMWARE = "/lib/firmware/nvidia/580.1/gsp_ga10x.bin"
 FILES = (
@@ -29,14 +29,14 @@ FILES = (
     DriverFile("binary", "/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi", "utility"),
     DriverFile("firmware", f"/usr{FIRMWARE}", FIRMWARE, ""),
 )
-MACHINE = Inventory(
+MACHINE = NvidiaInventory(
     "/", "580.1", "13.0", (GPU,), NODES, FILES,
     mig_minors="config 1\nmonitor 2\ngpu3/gi1/access 12\ngpu3/gi1/ci0/access 13\n",
 )  # fmt: skip
 
 
 def test_info_without_gpus_prints_only_the_versions() -> None:
-    empty = Inventory("/", "580.1", "13.0", (), (), ())
+    empty = NvidiaInventory("/", "580.1", "13.0", (), (), ())
     assert info(empty, csv=False) == "NVRM version:   580.1\nCUDA version:   13.0\n"
 
 
@@ -50,7 +50,7 @@ def test_info_prints_the_bus_id_in_lower_case() -> None:
 def test_a_mig_device_is_listed_with_its_access_files() -> None:
     selection = Selection((GPU,), ((GPU, MIG),), ("MIG-1",))
     instance = "/proc/driver/nvidia/capabilities/gpu3/mig/gi1"
-    assert list(listing(MACHINE, Wanted(("binary", "library"), selection))) == [
+    assert list(listing(MACHINE, ListSelection(("binary", "library"), selection))) == [
         "/dev/nvidiactl",
         "/dev/nvidia3",
         f"{instance}/access",
@@ -63,7 +63,7 @@ def test_a_mig_device_is_listed_with_its_access_files() -> None:
 
 
 def test_mig_management_lists_all_capability_files() -> None:
-    assert list(listing(MACHINE, Wanted((), None, mig=("config",)))) == [
+    assert list(listing(MACHINE, ListSelection((), None, mig=("config",)))) == [
         "/proc/driver/nvidia/capabilities/mig/config",
         "/dev/nvidia-caps/nvidia-cap1",
         "/proc/driver/nvidia/capabilities/gpu3",
@@ -74,14 +74,14 @@ def test_mig_management_lists_all_capability_files() -> None:
 
 
 def test_imex_channels_are_listed_as_nodes() -> None:
-    assert list(listing(MACHINE, Wanted((), None, imex=(0, 7)))) == [
+    assert list(listing(MACHINE, ListSelection((), None, imex=(0, 7)))) == [
         "/dev/nvidia-caps-imex-channels/channel0",
         "/dev/nvidia-caps-imex-channels/channel7",
     ]
 
 
 def test_firmware_is_listed_by_its_canonical_path() -> None:
-    assert list(listing(MACHINE, Wanted(("firmware",), None))) == [FIRMWARE]
+    assert list(listing(MACHINE, ListSelection(("firmware",), None))) == [FIRMWARE]
 
 
 @pytest.mark.protects(
@@ -91,7 +91,7 @@ def test_firmware_is_listed_by_its_canonical_path() -> None:
 def test_libraries_of_a_feature_are_not_listed() -> None:
     path = "/usr/lib/libibumad.so.3.3.50.0"
     feature = DriverFile("library", path, "libibumad.so.3.3.50.0", "nvswitch", "libibumad.so.3")
-    found = listing(MACHINE.but(files=(*FILES, feature)), Wanted(("library",), None))
+    found = listing(MACHINE.but(files=(*FILES, feature)), ListSelection(("library",), None))
     assert list(found) == ["/usr/lib/libcuda.so.1.2"]
 
 

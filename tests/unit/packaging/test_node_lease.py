@@ -14,7 +14,7 @@ from api_server import ApiServer, serving
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.api_client import Client
+from gpuhook.cluster.dra.api_client import ApiClient
 
 FOLDER = Path(__file__).parents[3] / "packaging/kubernetes/image"
 NAME = "gpuhook/gpuhook-engine-restart"
@@ -35,8 +35,8 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
         yield found
 
 
-def client(api: ApiServer) -> Client:
-    return Client(Access(api.url, f"{api.folder}/ca.crt", token=f"{api.folder}/token"))
+def client(api: ApiServer) -> ApiClient:
+    return ApiClient(Access(api.url, f"{api.folder}/ca.crt", token=f"{api.folder}/token"))
 
 
 def lease(module: ModuleType, api: ApiServer, holder: str) -> Any:

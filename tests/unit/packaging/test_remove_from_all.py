@@ -14,7 +14,7 @@ from api_server import ApiServer, serving
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.api_client import Client
+from gpuhook.cluster.dra.api_client import ApiClient
 
 FOLDER = Path(__file__).parents[3] / "packaging/kubernetes/image"
 REMOVER: dict[str, Any] = {
@@ -39,7 +39,7 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 def removal(module: ModuleType, api: ApiServer) -> Any:
     access = Access(api.url, f"{api.folder}/ca.crt", token=f"{api.folder}/token")
-    return module.Removal("gpuhook", Client(access), lambda _: time.sleep(0.01))
+    return module.Removal("gpuhook", ApiClient(access), lambda _: time.sleep(0.01))
 
 
 def install(api: ApiServer) -> None:

@@ -19,7 +19,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.prefork import instance
 from gpuhook.tools import watch
 from gpuhook.tools.cli.watch import watch as command
-from gpuhook.tools.watch import Watch
+from gpuhook.tools.watch import HostWatcher
 from gpuhook.vendors import registry
 
 BROKEN = "is there, and broken"
@@ -42,7 +42,7 @@ class Machine:
     def declare(self, table: str) -> None:
         """Watch it with a configuration that has this table as well."""
         self.config = loads(self._text + table)
-        self._watch = Watch(self.config, "gpu-py", self._said.append, lambda: True)
+        self._watch = HostWatcher(self.config, "gpu-py", self._said.append, lambda: True)
 
     def look(self) -> list[str]:
         """Look at the machine; return what was said now."""
@@ -93,7 +93,7 @@ class Always:
 )
 def test_endless_events_do_not_delay_the_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that is loaded again and again doesn't prevent a query."""
-    events = watch.Events.__new__(watch.Events)
+    events = watch.DeviceEvents.__new__(watch.DeviceEvents)
     events._concerns, events._events = (lambda _: True), Always()  # type: ignore[assignment]
     monkeypatch.setattr(watch, "_LONGEST", 0.02)
     try:
@@ -203,7 +203,7 @@ def test_a_prefork_server_that_cannot_start_is_reported_once_and_retried(
 ) -> None:
     """That ends no watch: it is said once, and tried again, and holds nothing meanwhile."""
     said: list[str] = []
-    watch = Watch(loads(""), "/bin/true", said.append, lambda: True)
+    watch = HostWatcher(loads(""), "/bin/true", said.append, lambda: True)
     before = descriptors()
     for _ in range(2):
         with monkeypatch.context() as full:
@@ -237,7 +237,7 @@ def test_only_listener_failures_are_reported_as_event_errors(
     def fail(*_: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "full")
 
-    monkeypatch.setattr(Watch, "run", fail)
+    monkeypatch.setattr(HostWatcher, "run", fail)
     monkeypatch.setattr("gpuhook.tools.cli.watch.signal.signal", lambda *_: None)
     monkeypatch.setattr("gpuhook.tools.cli.watch.our_program", lambda _: "/bin/true")
     words = ["--state-dir", str(tmp_path)]

@@ -21,9 +21,9 @@ from gpuhook.base.errors import (
     UnknownDeviceError,
 )
 from gpuhook.core import contract, spec_devices
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.inventory import fingerprint
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors import registry
 
 VENDORS = [*SAMPLES]
@@ -100,7 +100,7 @@ def test_an_inventory_is_saved_without_loss(vendor: str, tmp_path: Path) -> None
 def test_a_device_whose_node_has_wrong_numbers_is_unusable(vendor: str, tmp_path: Path) -> None:
     path, said = SAMPLES[vendor].node, SAMPLES[vendor].other_numbers
     made = Machine(vendor, tmp_path, 2)
-    made.nodes[path] = Node(path, 9, 9)
+    made.nodes[path] = DeviceNode(path, 9, 9)
     found = made.look()
     fine, wrong = found.devices
     assert fine.state == ""
@@ -200,7 +200,7 @@ def test_a_cdi_spec_names_each_device_and_disables_the_variable(
 ) -> None:
     """A container with one requests nothing by the variable; split devices are listed by part."""
     loaded = contract.load(registry.KNOWN[vendor])
-    source = Source(loaded, found[vendor], loads(""), "/hook")
+    source = SpecSource(loaded, found[vendor], loads(""), "/hook")
     document = generate(source, ("index",)).document
     assert document["kind"] == registry.KNOWN[vendor].KIND
     devices = found[vendor].devices

@@ -9,7 +9,7 @@ from samples import SAMPLES, having, rows
 
 from gpuhook.base.config.loader import loads
 from gpuhook.core import contract
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.monitor.vendor_parts import part
 from gpuhook.tools.doctor.case import VendorChecks, step_of
 from gpuhook.tools.doctor.driver import default_checks
@@ -126,7 +126,7 @@ def test_a_node_with_wrong_numbers_gives_a_warning(
     examine: Examine, vendor: str, path: str, device: str
 ) -> None:
     made = Machine(vendor, examine.tree.root, 2)
-    made.nodes[path] = Node(path, 9, 9)
+    made.nodes[path] = DeviceNode(path, 9, 9)
     _, (status, message) = examine(vendor, made)
     assert status == "warning"
     assert message.startswith(f"{device} can't be used: {path} has the numbers 9:9")

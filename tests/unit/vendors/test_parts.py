@@ -7,16 +7,16 @@ from typing import get_type_hints
 import pytest
 
 import gpuhook
-from gpuhook.cluster.vendor_parts import ClaimConfig, Labels, Plugin
+from gpuhook.cluster.vendor_parts import ClaimConfig, Labels, PluginModule
 from gpuhook.cluster.vendors.amd import labels as amd_labels
 from gpuhook.cluster.vendors.nvidia import claim_config as nvidia_claim_config
 from gpuhook.cluster.vendors.nvidia import labels as nvidia_labels
 from gpuhook.cluster.vendors.nvidia import plugin as nvidia_plugin
 from gpuhook.core import contract
-from gpuhook.metrics.vendor_parts import MakersSeries, Telemetry
-from gpuhook.metrics.vendors.nvidia import makers_series as nvidia_makers_series
+from gpuhook.metrics.vendor_parts import ExporterSeries, TelemetryModule
+from gpuhook.metrics.vendors.nvidia import exporter_series as nvidia_exporter_series
 from gpuhook.metrics.vendors.nvidia import telemetry as nvidia_telemetry
-from gpuhook.monitor.vendor_parts import DeviceSettings, Events, Links
+from gpuhook.monitor.vendor_parts import DeviceSettings, EventsModule, Links
 from gpuhook.monitor.vendors.nvidia import events as nvidia_events
 from gpuhook.monitor.vendors.nvidia import links as nvidia_links
 from gpuhook.monitor.vendors.nvidia import settings as nvidia_settings
@@ -26,22 +26,22 @@ from gpuhook.vendors import registry
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors import simulator
 
-TELEMETRY: tuple[Telemetry, ...] = (nvidia_telemetry,)
+TELEMETRY: tuple[TelemetryModule, ...] = (nvidia_telemetry,)
 CLAIM_CONFIGS: tuple[ClaimConfig, ...] = (nvidia_claim_config,)
 SETTINGS: tuple[DeviceSettings, ...] = (nvidia_settings,)
-EVENTS: tuple[Events, ...] = (nvidia_events,)
+EVENTS: tuple[EventsModule, ...] = (nvidia_events,)
 LABELS: tuple[Labels, ...] = (amd_labels, nvidia_labels)
 LINKS: tuple[Links, ...] = (nvidia_links,)
 DRIVER_FOLDERS: tuple[DriverFolder, ...] = (nvidia_driver_folder,)
-MAKERS_SERIES: tuple[MakersSeries, ...] = (nvidia_makers_series,)
-PLUGINS: tuple[Plugin, ...] = (nvidia_plugin,)
+EXPORTER_SERIES: tuple[ExporterSeries, ...] = (nvidia_exporter_series,)
+PLUGINS: tuple[PluginModule, ...] = (nvidia_plugin,)
 
 FOLDER = Path(gpuhook.__file__).parent
 
 
 def test_every_vendor_module_for_commands_is_checked() -> None:
     known = (*CLAIM_CONFIGS, *TELEMETRY, *DRIVER_FOLDERS, *EVENTS, *LABELS,
-             *LINKS, *MAKERS_SERIES, *PLUGINS, *SETTINGS)  # fmt: skip
+             *LINKS, *EXPORTER_SERIES, *PLUGINS, *SETTINGS)  # fmt: skip
     compared = {str(getattr(each, "__name__", "")) for each in known}
     kinds = (
         "claim_config",
@@ -50,7 +50,7 @@ def test_every_vendor_module_for_commands_is_checked() -> None:
         "events",
         "labels",
         "links",
-        "makers_series",
+        "exporter_series",
         "plugin",
         "settings",
     )
@@ -61,7 +61,7 @@ def test_every_vendor_module_for_commands_is_checked() -> None:
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_plugin_options_match_the_settings_fields(plugin: Plugin) -> None:
+def test_plugin_options_match_the_settings_fields(plugin: PluginModule) -> None:
     assert {option.field for option in plugin.OPTIONS} <= {*vars(plugin.settings({}, {}))}
     assert plugin.settings({}, {}) == plugin.SETTINGS()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.base.config.declared import Declared
+from gpuhook.base.config.declared import DeclaredTable
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError
@@ -38,7 +38,9 @@ def of_ascend(root: Path, *paths: str) -> Found:
 
 def of_tegra(root: Path, *paths: str) -> Found:
     """Return what a list of Tegra's gives that has every path as each type."""
-    lines = [tegra.Entry("l4t.csv", 1, f"{kind}, {path}") for path in paths for kind in tegra.TYPES]
+    lines = [
+        tegra.ListEntry("l4t.csv", 1, f"{kind}, {path}") for path in paths for kind in tegra.TYPES
+    ]
     refused: dict[str, None] = {}
     with Rootfs(str(root)) as host:
         files = [*tegra._files(host, [each for each in lines if not each.problem], (), refused)]
@@ -50,7 +52,7 @@ def of_table(root: Path, *paths: str) -> Found:
     """Return what a vendor's table gives that has every path as file and as folder."""
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/maker").write_text("")
-    table = Declared(
+    table = DeclaredTable(
         {
             "name": "maker",
             "kind": "maker.example/npu",
@@ -151,7 +153,7 @@ def test_paths_that_cannot_be_examined_are_refused(
 
     monkeypatch.setattr(Rootfs, "own_path", fail)
     with Rootfs(str(root)) as host:
-        listed = path_policy.Listed(host, "/opt/driver")
+        listed = path_policy.ListedPath(host, "/opt/driver")
     assert not listed.is_given
     assert "Permission denied" in listed.refusal
 

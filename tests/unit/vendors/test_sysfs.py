@@ -10,7 +10,7 @@ from paper import machine
 from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.monitor.vendors import sensors
 from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.vendors import sysfs_devices
@@ -72,7 +72,7 @@ def test_small_files_are_read_and_other_entries_give_empty_text(tmp_path: Path) 
 
 
 def test_wrong_node_numbers_are_reported() -> None:
-    node = Node("/dev/dri/card0", 226, 0)
+    node = DeviceNode("/dev/dri/card0", 226, 0)
     assert sysfs_devices.wrong_numbers(node, "226:0") == ""
     assert sysfs_devices.wrong_numbers(node, "") == ""
     assert sysfs_devices.wrong_numbers(None, "226:0") == ""

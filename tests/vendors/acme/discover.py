@@ -5,7 +5,7 @@
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.acme import names
 from gpuhook.vendors.acme.vendor import CLASS
@@ -27,7 +27,7 @@ def _discover(root: Rootfs) -> Inventory:
     numbers = sorted([*map(int, words)] for words in labels if all(map(str.isdecimal, words)))
     devices = tuple(_device(root, *each) for each in numbers)
     paths = (CONTROL, *(path for device in devices for path in device.nodes))
-    found = (Node.of(path, root.stat(path), _inside(path)) for path in paths)
+    found = (DeviceNode.of(path, root.stat(path), _inside(path)) for path in paths)
     nodes = tuple(node for node in found if node is not None)
     return Inventory(names.NAME, root.path, version, devices, nodes, (CONTROL,))
 
@@ -49,7 +49,7 @@ def _device(root: Rootfs, number: int, part: int | None = None) -> Device:
         called["part"] = (label,)
     parent = "" if part is None else fact("serial", whole)
     state = "" if fact("state") == "ready" else f"it is {fact('state')}"
-    node = Node.of(nodes[0], root.stat(nodes[0]))
+    node = DeviceNode.of(nodes[0], root.stat(nodes[0]))
     state = state or sysfs_devices.wrong_numbers(node, fact("dev"))
     facts = fact("bus_id"), fact("model")
     return Device(fact("serial"), label, called, nodes, *facts, parent, state)

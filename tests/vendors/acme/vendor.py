@@ -1,7 +1,7 @@
 """ACME by the contract: NPUs on boards, whole ones and parts of split ones."""
 
 from gpuhook.base.errors import RequestError
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.acme import names
@@ -40,11 +40,13 @@ class Acme(Vendor):
                 "Ask for NPUs of one board",
             )
 
-    def environment(self, grant: "Grant") -> list[Setting]:
+    def environment(self, grant: "Grant") -> list[EnvironmentSetting]:
         labels = ",".join(device.label for device in grant.devices)
         return [
-            Setting("ACME_DEVICES", labels, "ACME's library opens these NPUs"),
-            Setting("ACME_PLUGIN_PATH", PLUGINS, "ACME's library loads plugins", front=True),
+            EnvironmentSetting("ACME_DEVICES", labels, "ACME's library opens these NPUs"),
+            EnvironmentSetting(
+                "ACME_PLUGIN_PATH", PLUGINS, "ACME's library loads plugins", front=True
+            ),
         ]
 
 

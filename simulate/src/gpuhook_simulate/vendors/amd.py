@@ -42,7 +42,7 @@ _UNIQUE_ID = 0x084CAFEAE17E7600
 _CPUS = 2  # KFD's nodes before those of the GPUs
 
 
-class Part(NamedTuple):
+class GpuPartition(NamedTuple):
     """A GPU, or a partition of one; ``place`` counts all DRM devices of the driver."""
 
     gpu: int
@@ -80,18 +80,18 @@ class AmdMachine:
         self.majors = free_majors(("kfd", "drm"), known)
         tree.text("proc/devices", devices_text(self.majors, known), 0o444)
 
-    def parts(self, gpu: int) -> list[Part]:
+    def parts(self, gpu: int) -> list[GpuPartition]:
         """Return the driver's DRM devices of a GPU, whether KFD uses all of them or not."""
         places = _PLACES if self.lists["split"] else 1
         first = 1 if self.said["bmc"] == "yes" else 0
         found = [(number, gpu * places + number) for number in range(places)]
-        return [Part(gpu, number, place, place + first) for number, place in found]
+        return [GpuPartition(gpu, number, place, place + first) for number, place in found]
 
     def used(self, gpu: int) -> int:
         """Return the number of those that KFD uses."""
         return int(self.said["partitions"]) if gpu in self.lists["split"] else 1
 
-    def unique_id(self, part: Part) -> int:
+    def unique_id(self, part: GpuPartition) -> int:
         """Return KFD's unique id of a part, 0 for none."""
         own = part.number if self.said["ids"] == "own" else 0
         return 0 if self.said["ids"] == "none" else _UNIQUE_ID + 16 * part.gpu + own
@@ -178,7 +178,7 @@ def _make_controller(machine: AmdMachine) -> None:
     tree.node(f"{NODES}/card0", machine.majors["drm"], 0, 0o660, machine.lists["groups"][0])
 
 
-def _make_gpu(machine: AmdMachine, part: Part) -> None:
+def _make_gpu(machine: AmdMachine, part: GpuPartition) -> None:
     """Create a GPU's PCI device."""
     tree = machine.tree
     device = f"devices/pci0000:00/{part.address}"
@@ -204,7 +204,7 @@ def _make_gpu(machine: AmdMachine, part: Part) -> None:
         tree.text(f"sys/{device}/{name}", f"{value}\n", 0o444)
 
 
-def _make_drm(machine: AmdMachine, part: Part) -> None:
+def _make_drm(machine: AmdMachine, part: GpuPartition) -> None:
     """Create the card and the render node of a GPU or a partition."""
     tree = machine.tree
     if part.number:
@@ -220,7 +220,7 @@ def _make_drm(machine: AmdMachine, part: Part) -> None:
             tree.node(f"{NODES}/{name}", machine.majors["drm"], minor, 0o660, gid)
 
 
-def _make_kfd(machine: AmdMachine, part: Part, node: int) -> None:
+def _make_kfd(machine: AmdMachine, part: GpuPartition, node: int) -> None:
     properties = {
         "cpu_cores_count": 0,
         "simd_count": 320 // machine.used(part.gpu),

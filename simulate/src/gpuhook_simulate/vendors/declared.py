@@ -5,7 +5,7 @@ Settings: ``numbers`` of the devices (0,2,5), ``group`` and ``mode`` of the node
 
 from types import ModuleType
 
-from gpuhook.base.config.declared import DRIVER, PCI, Declared
+from gpuhook.base.config.declared import DRIVER, PCI, DeclaredTable
 from gpuhook.vendors.declared.names import GROUPS, VFIO
 from gpuhook_simulate.majors import devices_text, free_majors, machines_devices
 from gpuhook_simulate.settings import checked
@@ -14,12 +14,12 @@ from gpuhook_simulate.tree import Tree
 SETTINGS = {"numbers": "", "group": "0", "mode": "666"}
 
 
-class Simulator:
+class DeclaredSimulator:
     """The simulator of one declared vendor."""
 
     def __init__(self, names: ModuleType) -> None:
         self._names = names
-        self._table: Declared = names.TABLE
+        self._table: DeclaredTable = names.TABLE
 
     def simulate(self, tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
         """Fill the tree; return lines about the devices."""
@@ -64,6 +64,6 @@ class Simulator:
             tree.text(proof, "1\n", 0o444)
 
 
-def of(names: ModuleType) -> Simulator:
+def of(names: ModuleType) -> DeclaredSimulator:
     """Return the simulator of the vendor with these names."""
-    return Simulator(names)
+    return DeclaredSimulator(names)

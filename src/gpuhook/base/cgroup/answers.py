@@ -7,9 +7,9 @@ the kernel's ``inode_permission``, which checks the mode first and then the cgro
 import errno
 import os
 
-from gpuhook.base.container.clib import Library, get_errno
+from gpuhook.base.container.clib import CLibrary, get_errno
 
-_ACCESS = Library().access
+_ACCESS = CLibrary().access
 
 
 def answer(path: str) -> int:

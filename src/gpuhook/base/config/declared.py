@@ -53,7 +53,7 @@ _EVERYBODYS = ("/tmp/", "/var/tmp/", "/dev/shm/", "/run/user/", "/run/lock/")  #
 _HEX = _DIGITS | frozenset("abcdef")
 
 
-class Declared:
+class DeclaredTable:
     """A declared vendor: the fields of its table, with ``_`` for ``-`` in the names."""
 
     __slots__ = tuple(key.replace("-", "_") for key in FIELDS)
@@ -88,16 +88,16 @@ class Declared:
         return {key: value for key, value in found.items() if value != FIELDS[key][1]}
 
 
-def read(tables: "list[Any]", wrong_at: "Callable[[int], Wrong]") -> "tuple[Declared, ...]":
+def read(tables: "list[Any]", wrong_at: "Callable[[int], Wrong]") -> "tuple[DeclaredTable, ...]":
     """Return the vendors of tables; an invalid one is reported and left out.
 
     ``wrong_at`` returns the function that reports errors of the table with that number.
     """
-    found: list[Declared] = []
+    found: list[DeclaredTable] = []
     for number, table in enumerate(tables):
         wrong = wrong_at(number)
         if _has_the_types(table, wrong):
-            made = Declared(table)
+            made = DeclaredTable(table)
             if _is_well_formed(made, wrong) and _is_new(made, found, wrong):
                 found.append(made)
     return tuple(found)
@@ -126,7 +126,7 @@ def _is_kind(kind: str, value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _is_new(made: Declared, others: "list[Declared]", wrong: "Wrong") -> bool:
+def _is_new(made: DeclaredTable, others: "list[DeclaredTable]", wrong: "Wrong") -> bool:
     for key in ("name", "kind", "variable"):
         value = getattr(made, key)
         if any(value == getattr(other, key) for other in others):
@@ -135,7 +135,7 @@ def _is_new(made: Declared, others: "list[Declared]", wrong: "Wrong") -> bool:
     return True
 
 
-def _is_well_formed(made: Declared, wrong: "Wrong") -> bool:
+def _is_well_formed(made: DeclaredTable, wrong: "Wrong") -> bool:
     """Tell whether all values are valid, and report those that aren't."""
     checks: list[tuple[str, tuple[str, ...], Callable[[str], bool], str]] = [
         ("name", (made.name,), _is_name, "made of lower-case letters, digits and -"),

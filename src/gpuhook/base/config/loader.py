@@ -83,7 +83,7 @@ def examine(text: str, path: str | None = None) -> tuple[Config, list[ConfigErro
 
     Raises ConfigError only for text that isn't TOML.
     """
-    reading = _Reading(text, path)
+    reading = _FileReader(text, path)
     for key, value in flatten(parse(text, path), tuple(KEYS)).items():
         reading.apply(key, value)
     reading.check()
@@ -124,7 +124,7 @@ def default_user(os_release: str = _OS_RELEASE) -> str:
     return ""
 
 
-class _Reading:
+class _FileReader:
     """One reading of a file: the configuration so far, and the file's errors."""
 
     __slots__ = ("config", "errors", "given", "ignored", "text")

@@ -11,7 +11,7 @@ from gpuhook.base.config.source import BOOL, LIST, NUMBER, PAUSE, SECONDS, STRIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.base.config.declared import Declared
+    from gpuhook.base.config.declared import DeclaredTable
 
 ALL_CAPABILITIES = "compat32,compute,display,graphics,ngx,utility,video"
 
@@ -202,7 +202,7 @@ class Config:
     supported_driver_capabilities: str
     swarm_resource: str
     user: str
-    vendors: "tuple[Declared, ...]"
+    vendors: "tuple[DeclaredTable, ...]"
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path

@@ -10,7 +10,7 @@ import os
 import stat
 
 from gpuhook.base.container import entries, kernel
-from gpuhook.base.container.mounts import Boundary, Verdict
+from gpuhook.base.container.mounts import Boundary, MountPermissions
 from gpuhook.base.container.rootfs import PATH_FLAGS, Rootfs, enter, walk
 from gpuhook.base.errors import InjectError, in_volume
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Final
 
-    from gpuhook.base.host.proc import Mount
+    from gpuhook.base.host.proc import MountInfo
 
 _LINK_FLAGS: "Final" = PATH_FLAGS | os.O_NOFOLLOW
 # Errors if a file can't be replaced although its folder is the container's own.
@@ -27,10 +27,10 @@ _CANT_REPLACE: "Final" = (errno.EROFS, errno.EBUSY)  # protects: cache-covered
 _COVER_ATTRIBUTES: "Final" = (
     kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
 )
-_EVERYTHING_OWN: "Final" = Verdict(own=True, shared=False)
+_EVERYTHING_OWN: "Final" = MountPermissions(own=True, shared=False)
 
 
-class Container(Rootfs):
+class ContainerRootfs(Rootfs):
     """A container's root filesystem while it is being created.
 
     ``owner`` is (uid, gid) on the host for everything created below it: the container's root
@@ -59,7 +59,7 @@ class Container(Rootfs):
         self.lacks: dict[str, str] = {}
         self.owner = owner
         self._places: dict[str, int] = {}
-        self._folder_verdicts: dict[int, Verdict] = {}
+        self._folder_verdicts: dict[int, MountPermissions] = {}
         self._held: list[int] = []
         self._attached: dict[str, int] = {}
         self._known: dict[str, tuple[int, int]] = {}
@@ -94,7 +94,7 @@ class Container(Rootfs):
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return self._boundary is not None and self._boundary.is_mounted_on()
 
-    def mounts(self) -> "Iterator[tuple[str, Mount]]":
+    def mounts(self) -> "Iterator[tuple[str, MountInfo]]":
         """Yield the mounts on and below the root, with their paths in the root."""
         return self._boundary.mounts() if self._boundary else iter(())
 
@@ -128,10 +128,10 @@ class Container(Rootfs):
         """Tell whether files may be created in the folder of a path: not in a volume."""
         return self._folder_verdict(self._place(path)[0]).own
 
-    def _verdict(self, fd: int) -> Verdict:
+    def _verdict(self, fd: int) -> MountPermissions:
         return self._boundary.verdict(fd) if self._boundary else _EVERYTHING_OWN
 
-    def _folder_verdict(self, fd: int) -> Verdict:
+    def _folder_verdict(self, fd: int) -> MountPermissions:
         """Return the verdict on a folder that stays open, so that it stays on its mount."""
         found = self._folder_verdicts.get(fd)
         if found is None:

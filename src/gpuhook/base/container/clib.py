@@ -56,10 +56,10 @@ else:
             return library[name]
 
 
-__all__ = ["Library", "addressof", "c_long", "get_errno"]
+__all__ = ["CLibrary", "addressof", "c_long", "get_errno"]
 
 
-class Library:
+class CLibrary:
     """The C library of this process, or another library; functions save errno for us.
 
     They return an int unless their ``restype`` differs. AttributeError for a missing function,

@@ -90,7 +90,7 @@ _ends: "dict[int, Any]" = {}  # the timer of this process, by its pid
 
 _PAUSE = 0.0005  # seconds between two checks of a child
 
-_libc = clib.Library()
+_libc = clib.CLibrary()
 _libc.syscall.restype = clib.c_long
 _statx = (clib.c_long * 64)()  # large enough for struct statx even where a long has four bytes
 

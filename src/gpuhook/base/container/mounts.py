@@ -28,7 +28,7 @@ def mount_id(fd: int) -> bytes:
     return b"%d" % kernel.mount_id(fd)
 
 
-class Verdict(Record):
+class MountPermissions(Record):
     """Permissions on one mount.
 
     ``own``: files may be created there. ``shared``: mounts on it appear on the host.
@@ -57,7 +57,7 @@ class Boundary:
         self._root = mount_id(root)
         self._host_table: proc.Mounts | None = None
         self._table = proc.Mounts(b"")
-        self._known: dict[bytes, Verdict] = {}
+        self._known: dict[bytes, MountPermissions] = {}
 
     def close(self) -> None:
         """Close both tables."""
@@ -98,13 +98,13 @@ class Boundary:
         known = table.find(self._root)
         groups = [tag for tag in known.tags if tag.startswith(b"shared:")] if known else []
         shared = bool(groups) and proc.Mounts(others).has_group(groups[0])
-        self._known[self._root] = Verdict(own=True, shared=shared)
+        self._known[self._root] = MountPermissions(own=True, shared=shared)
 
     def is_mounted_on(self) -> bool:
         """Tell whether anything is mounted below the root, as in every container's namespace."""
         return len(_read(self._container).below(self._root)) > 1
 
-    def mounts(self) -> "Iterator[tuple[str, proc.Mount]]":
+    def mounts(self) -> "Iterator[tuple[str, proc.MountInfo]]":
         """Yield the mounts on and below the root, with their paths in the root."""
         table = _read(self._container)
         top, inside = table.find(self._root), table.below(self._root)
@@ -119,7 +119,7 @@ class Boundary:
         points = (proc.unescaped(each.point) for each in table)
         return [f"/{point.removeprefix(below)}" for point in points if point.startswith(below)]
 
-    def verdict(self, fd: int) -> Verdict:
+    def verdict(self, fd: int) -> MountPermissions:
         """Return the permissions on the mount of a file or folder of the container."""
         mount = mount_id(fd)
         found = self._known.get(mount)
@@ -127,19 +127,19 @@ class Boundary:
             found = self._known[mount] = self._judge(mount)
         return found
 
-    def _judge(self, mount: bytes) -> Verdict:
+    def _judge(self, mount: bytes) -> MountPermissions:
         found = self._table.find(mount)
         if found is None:
             self._table = _read(self._container)
             found = self._table.find(mount)
         if found is None:
-            return Verdict(mount == self._root, False)
+            return MountPermissions(mount == self._root, False)
         groups = [tag for tag in found.tags if tag.startswith(b"shared:")]
         shared = bool(groups) and self._host_mounts().has_group(groups[0])
         # A filesystem that isn't mounted on the host was made for this container.
         # protects: own-or-volume
         own = mount == self._root or not self._host_mounts().has_device(found.device)
-        return Verdict(own, shared)  # protects: own-mount
+        return MountPermissions(own, shared)  # protects: own-mount
 
     def _host_mounts(self) -> proc.Mounts:
         if self._host_table is None:

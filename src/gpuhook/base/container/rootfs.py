@@ -324,7 +324,7 @@ class Rootfs:
             os.close(fd)
 
 
-class Roots:
+class DriverRoots:
     """Driver roots, each opened once; a context manager."""
 
     def __init__(self) -> None:

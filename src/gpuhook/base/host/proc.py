@@ -139,7 +139,7 @@ def id_map(data: bytes) -> list[tuple[int, int, int]]:
     return [(int(each[0]), int(each[1]), int(each[2])) for each in found if len(each) == 3]
 
 
-class Mount:
+class MountInfo:
     """A line of /proc/PID/mountinfo, its fields unchanged except ``tags``.
 
     ``device`` is b"MAJOR:MINOR"; ``flags`` are the mount's own, ``options`` the filesystem's;
@@ -156,13 +156,13 @@ class Mount:
         self.kind, self.source, self.options = filesystem
 
 
-def _mount(line: bytes) -> "Mount | None":
+def _mount(line: bytes) -> "MountInfo | None":
     left, _, right = line.partition(b" - ")
     fields, filesystem = left.split(b" "), right.split(b" ", 2)
     if len(fields) < 6 or len(filesystem) < 3:
         return None
     is_one = fields[0].isdigit() and fields[1].isdigit() and fields[2].count(b":") == 1
-    return Mount(fields, filesystem) if is_one else None
+    return MountInfo(fields, filesystem) if is_one else None
 
 
 def unescaped(field: bytes) -> str:
@@ -187,13 +187,13 @@ class Mounts:
         """The table's lines."""
         return self._text[1:]
 
-    def __iter__(self) -> "Iterator[Mount]":
+    def __iter__(self) -> "Iterator[MountInfo]":
         for line in lines(self._text):
             mount = _mount(line)
             if mount is not None:
                 yield mount
 
-    def find(self, number: bytes) -> "Mount | None":
+    def find(self, number: bytes) -> "MountInfo | None":
         """Return the mount with an id, None if it doesn't exist in this namespace."""
         start = self._text.find(b"\n%s " % number) + 1
         return _mount(self._text[start : self._text.find(b"\n", start)]) if start else None

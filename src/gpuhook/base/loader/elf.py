@@ -36,7 +36,7 @@ HEADER_SIZE = 64
 STRING_CHUNK = 128
 
 
-class Library(Record):
+class ElfLibrary(Record):
     """Properties of a shared library.
 
     ``bits`` is 32 or 64, ``machine`` and ``flags`` are e_machine and e_flags, ``soname`` is None
@@ -50,7 +50,7 @@ class Library(Record):
     needed: tuple[str, ...]
 
 
-def read(source: int | bytes, path: str = "library") -> Library:
+def read(source: int | bytes, path: str = "library") -> ElfLibrary:
     """Return the properties of the shared library in ``source``, a descriptor or bytes.
 
     ``path`` is only for messages. Raises ElfError for anything that is not a well-formed
@@ -60,7 +60,7 @@ def read(source: int | bytes, path: str = "library") -> Library:
     if elf.type != ET_DYN:
         raise elf.error("is not a shared library")
     soname, needed = elf.dynamic_names()
-    return Library(elf.bits, elf.machine, elf.flags, soname, needed)
+    return ElfLibrary(elf.bits, elf.machine, elf.flags, soname, needed)
 
 
 def section(source: int | bytes, name: bytes, path: str = "library") -> bytes | None:

@@ -54,7 +54,7 @@ MAX_SECTION_SIZE = 64 << 10
 CHAR_UNSIGNED = machine_name().startswith(("aarch64", "arm", "ppc", "riscv", "s390"))
 
 
-class Entry:
+class CacheEntry:
     """A cache entry: the library named ``key`` is the file at ``value``.
 
     ``flags`` is the ABI (``layout.cache_flags``), ``osversion`` the minimum kernel (0: any),
@@ -77,13 +77,13 @@ class Entry:
         return self.key, self.value, self.flags, self.osversion, self.hwcap
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and self.fields() == other.fields()
+        return isinstance(other, CacheEntry) and self.fields() == other.fields()
 
     def __hash__(self) -> int:
         return hash(self.fields())
 
     def __repr__(self) -> str:
-        return f"Entry{self.fields()!r}"
+        return f"CacheEntry{self.fields()!r}"
 
 
 class Cache(Record):
@@ -95,7 +95,7 @@ class Cache(Record):
     ``endian`` the header's byte-order mark.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CacheEntry, ...]
     hwcaps: tuple[str, ...]
     generator: str | None
     endian: int
@@ -109,7 +109,7 @@ def parse(data: bytes, path: str = "ld.so.cache") -> Cache:
     """
     raw = _Raw(data, path)
     entries = tuple(
-        Entry(raw.text(key), raw.text(value), flags, osversion, hwcap)
+        CacheEntry(raw.text(key), raw.text(value), flags, osversion, hwcap)
         for flags, key, value, osversion, hwcap in raw.entries
     )
     hwcaps: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ import select
 import signal
 
 from gpuhook.base.container import isolation, kernel
-from gpuhook.base.container.changes import Container
+from gpuhook.base.container.changes import ContainerRootfs
 from gpuhook.base.container.rootfs import read_all
 from gpuhook.base.errors import ElfError, LdCacheError
 from gpuhook.base.host import signals
@@ -74,7 +74,7 @@ def _unfit(path: str, why: str) -> LdCacheError:
     )
 
 
-def build(program: int, container: Container) -> bytes:
+def build(program: int, container: ContainerRootfs) -> bytes:
     """Return the cache that the ``load``-ed ldconfig makes for the container's libraries.
 
     This process is in the container's mount namespace. LdCacheError gives the reason of a failure.

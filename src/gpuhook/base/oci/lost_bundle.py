@@ -14,12 +14,12 @@ from gpuhook.base.errors import StateError
 from gpuhook.base.host import proc
 from gpuhook.base.names import CREATING_VERBS
 from gpuhook.base.oci.runtime_argv import Arguments
-from gpuhook.base.oci.spec import Spec, State, read_spec
+from gpuhook.base.oci.spec import ContainerState, Spec, read_spec
 
 LOST = "/"
 
 
-def read(state: State, written: str) -> tuple[State, Spec]:
+def read(state: ContainerState, written: str) -> tuple[ContainerState, Spec]:
     """Return a state with the container's real bundle, and that bundle's config.json.
 
     ``written`` is the bundle in the hook's arguments, "" if there is none. StateError if
@@ -52,7 +52,7 @@ def of_command_line(words: list[str]) -> str:
     return bundle if arguments.verb in CREATING_VERBS and bundle.startswith("/") else ""
 
 
-def with_bundle(state: State, spec: Spec) -> State:
+def with_bundle(state: ContainerState, spec: Spec) -> ContainerState:
     """Return a state with the bundle of a config.json; StateError if that is another container's.
 
     crun gives the root as in config.json.
@@ -64,4 +64,4 @@ def with_bundle(state: State, spec: Spec) -> State:
             f"{spec.path} has another root than the container, {state.root}",
             "Start the container with gpu-py, and with a bundle of its own",
         )
-    return State(state.container_id, state.pid, spec.bundle, spec.root_path)
+    return ContainerState(state.container_id, state.pid, spec.bundle, spec.root_path)

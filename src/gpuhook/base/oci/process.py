@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec
 
 
-class Setting(Record):
+class EnvironmentSetting(Record):
     """A variable for the container's process, with the reason.
 
     With ``front``, ``value`` is prepended to the variable's value, separated by a colon.
@@ -26,7 +26,7 @@ class Setting(Record):
     front: bool = False
 
 
-def set_variable(spec: "Spec", setting: Setting) -> "Spec":
+def set_variable(spec: "Spec", setting: EnvironmentSetting) -> "Spec":
     """Return a spec whose process has the variable.
 
     Every entry of that name is replaced: a program sees the first, runtimes keep the last.
@@ -45,7 +45,7 @@ def set_variable(spec: "Spec", setting: Setting) -> "Spec":
     return spec.replace_items(("process", "env"), changed)
 
 
-def has_variable(data: "dict[str, Any]", setting: Setting) -> bool:
+def has_variable(data: "dict[str, Any]", setting: EnvironmentSetting) -> bool:
     """Tell whether a spec's process has the variable already.
 
     A value to prepend counts anywhere: another vendor may have prepended its own later.

@@ -225,7 +225,7 @@ def hook_name(hook: "Any") -> str:
     return path.rpartition("/")[2] if isinstance(path, str) else ""
 
 
-class State(Record):
+class ContainerState(Record):
     """The parts that we need of the container state on a hook's standard input."""
 
     container_id: str
@@ -234,13 +234,13 @@ class State(Record):
     root: str | None
 
 
-def parse_state(data: bytes, *, needs_pid: bool = True) -> State:
+def parse_state(data: bytes, *, needs_pid: bool = True) -> ContainerState:
     """Parse the state JSON; StateError if pid or bundle is missing or malformed.
 
     A createContainer hook receives the process id inside the container, 1, or none. It works
-    without one (``needs_pid``), and the returned State has pid 0. ``bundlePath`` is the key of runc
-    before 1.0. ``root`` is crun's addition, in newer versions the value of config.json, which may
-    be relative to the bundle.
+    without one (``needs_pid``), and the returned ContainerState has pid 0. ``bundlePath`` is the
+    key of runc before 1.0. ``root`` is crun's addition, in newer versions the value of config.json,
+    which may be relative to the bundle.
     """
     try:
         state = jsontext.loads(data.decode("utf-8", "surrogateescape"))
@@ -258,7 +258,7 @@ def parse_state(data: bytes, *, needs_pid: bool = True) -> State:
     if not isinstance(bundle, str) or not bundle.startswith("/"):
         raise _bad_state("has no absolute path of the bundle")
     name = state.get("id")
-    return State(
+    return ContainerState(
         name if isinstance(name, str) else "",
         pid,
         bundle,

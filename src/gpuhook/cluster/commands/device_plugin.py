@@ -10,15 +10,15 @@ import click
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import PluginError, RequestError, printable
 from gpuhook.cluster.device_plugin import configure, options
-from gpuhook.cluster.device_plugin.allocate import Answer, allocate
+from gpuhook.cluster.device_plugin.allocate import ContainerResponse, allocate
 from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import Settings
-from gpuhook.cluster.device_plugin.state import Resource, State
-from gpuhook.cluster.plugin_option import FLAG, Option
+from gpuhook.cluster.device_plugin.state import PluginState, Resource
+from gpuhook.cluster.plugin_option import FLAG, PluginOption
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.monitor.followed import Changed, Followed, start_again
+from gpuhook.monitor.followed import ConfigChanged, FollowedConfig, start_again
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, raise_last
@@ -34,7 +34,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _look(option: Option) -> dict[str, Any]:
+def _look(option: PluginOption) -> dict[str, Any]:
     """Return click's settings of an option; its meaning is parsed elsewhere."""
     default = options.default(option)
     text = option.help
@@ -47,7 +47,7 @@ def _look(option: Option) -> dict[str, Any]:
     return look
 
 
-def _default(option: Option, value: Any) -> str:
+def _default(option: PluginOption, value: Any) -> str:
     if option.field == "kubelet_folder":
         return f"{value}/kubelet.sock"
     if isinstance(value, bool):
@@ -82,7 +82,7 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
     doesn't have), or in a file; flags override the environment, and that overrides the file.
     Runs until it is stopped (SIGTERM, SIGINT). --dry-run needs no kubelet.
     """
-    followed = Followed(config_path)
+    followed = FollowedConfig(config_path)
     config = followed.config
     flags = _flags(given)
     settings, warnings = configure.read(flags, os.environ)
@@ -96,7 +96,7 @@ def device_plugin(dry_run: bool, config_path: str | None, **given: Any) -> None:
 
     try:
         sys.exit(service.run(settings, config, followed))
-    except Changed:
+    except ConfigChanged:
         start_again()
 
 
@@ -135,7 +135,7 @@ def _asked(config: Config, vendor: contract.Vendor) -> Inventory:
     return cache.follow(config, vendor, ask=True).inventory
 
 
-def _show_devices(state: State) -> None:
+def _show_devices(state: PluginState) -> None:
     from gpuhook.tools.cli import _screen  # noqa: PLC0415 - costs a tenth of a second
 
     rows = [
@@ -168,7 +168,7 @@ def _first(resource: Resource, settings: Settings) -> str:
     return "\n".join(f"  {line}" for line in _lines(answer)) or "  nothing"
 
 
-def _lines(answer: Answer) -> list[str]:
+def _lines(answer: ContainerResponse) -> list[str]:
     mounts = (
         f"{each.host} at {each.container}{', read-only' if each.read_only else ''}"
         for each in answer.mounts

@@ -15,10 +15,10 @@ from gpuhook.base.errors import RequestError, printable, shown
 from gpuhook.cluster.device_plugin.configure import look_at
 from gpuhook.cluster.dra import access, versions
 from gpuhook.cluster.dra import slices as describing
-from gpuhook.cluster.dra.api_client import Client
-from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.api_client import ApiClient
+from gpuhook.cluster.dra.options import DraOptions
 from gpuhook.cluster.dra.probe import probe
-from gpuhook.monitor.followed import Changed, Followed, start_again
+from gpuhook.monitor.followed import ConfigChanged, FollowedConfig, start_again
 from gpuhook.monitor.ledger.records import FOLDER
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cdi.write import to_text
@@ -26,7 +26,7 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, print_json, raise_last
 from gpuhook.vendors import registry
 
-# Options for serving a kubelet: a field of dra.options.Options, and its help text.
+# Options for serving a kubelet: a field of dra.options.DraOptions, and its help text.
 _PLACES = {
     "plugins": "The kubelet's folder for the drivers' sockets.",
     "registry": "The kubelet's folder for the registration of drivers.",
@@ -75,7 +75,7 @@ def _check_options(is_probe: bool, dry_run: bool, dynamic: bool) -> None:
 
 def _check_places(given: dict[str, Any]) -> None:
     """Raise RequestError for a path that the kubelet or engines would interpret differently."""
-    usual = Options()
+    usual = DraOptions()
     for name in _PLACES:
         path = given[name]
         if not path.startswith("/") and (path or getattr(usual, name)):
@@ -87,7 +87,7 @@ def _check_places(given: dict[str, Any]) -> None:
 
 def _places(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for paths, each with its variable."""
-    usual = Options()
+    usual = DraOptions()
     for name, text in reversed(_PLACES.items()):
         default = getattr(usual, name)
         shown_default = f"{text}  [default: {default}]" if default else text
@@ -196,7 +196,7 @@ def dra(
     if is_probe:
         probe(service["registry"], os.environ.get("POD_UID", ""), _PATIENCE)
         return
-    followed = Followed(config_path)
+    followed = FollowedConfig(config_path)
     config = followed.config
     choices = describing.Choices(
         node=node or os.environ.get("NODE_NAME") or os.uname().nodename.lower(),
@@ -207,10 +207,10 @@ def dra(
         lists=list_attributes,
     )
     if not dry_run:
-        options = Options(instance=os.environ.get("POD_UID", ""), **service)
+        options = DraOptions(instance=os.environ.get("POD_UID", ""), **service)
         try:
             sys.exit(_serve(followed, choices, options, kubeconfig, api_server))
-        except Changed:
+        except ConfigChanged:
             start_again()
     choices = replace(choices, kubernetes=_kubernetes(release, kubeconfig, api_server))
     _show(choices, config, form)
@@ -231,15 +231,15 @@ def _show(choices: describing.Choices, config: Config, form: str) -> None:
 
 
 def _serve(
-    followed: Followed,
+    followed: FollowedConfig,
     choices: describing.Choices,
-    options: Options,
+    options: DraOptions,
     kubeconfig: str | None,
     api_server: str | None,
 ) -> int:
     """Serve the kubelet, and publish, until told to stop; return the exit status."""
     from gpuhook.cluster.dra import cluster, publish, service  # noqa: PLC0415 - not needed above
-    from gpuhook.cluster.dra.devices import Devices  # noqa: PLC0415
+    from gpuhook.cluster.dra.devices import DeviceRegistry  # noqa: PLC0415
     from gpuhook.cluster.kubelet_endpoint.supervisor import check_packages, tell  # noqa: PLC0415
 
     check_packages()
@@ -247,8 +247,8 @@ def _serve(
     root = look_at(options.driver_root, options.driver_root_ctr_path, config)
     options = replace(options, driver_root=root)
     way = access.find(kubeconfig, api_server)
-    devices = Devices(config, choices, tell, recovery=options.recovery)
-    claims = cluster.Cluster(Client(way), choices.node, tell)
+    devices = DeviceRegistry(config, choices, tell, recovery=options.recovery)
+    claims = cluster.ClusterClaims(ApiClient(way), choices.node, tell)
     lock = f"{config.state_dir}/{FOLDER}/publisher"
     publisher = publish.Publisher(way, choices.node, tell, lock=lock)
     return service.run(devices, options, claims, publisher, followed)
@@ -300,7 +300,7 @@ def _kubernetes(
         return _release(release)
     if not kubeconfig and not api_server:
         return describing.COUNTERS_APART
-    return versions.release(Client(access.find(kubeconfig, api_server)))
+    return versions.release(ApiClient(access.find(kubeconfig, api_server)))
 
 
 def _release(text: str) -> tuple[int, int]:

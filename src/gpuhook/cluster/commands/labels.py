@@ -21,15 +21,15 @@ from gpuhook.base.host import files as host_files
 from gpuhook.cluster.device_plugin import configure
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.dra import access
-from gpuhook.cluster.dra.api_client import Client
+from gpuhook.cluster.dra.api_client import ApiClient
 from gpuhook.cluster.labels import node_labels
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cdi.write import write
-from gpuhook.tools.cli._help import Seconds, command
+from gpuhook.tools.cli._help import SecondsParam, command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, raise_last, say
 
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -53,7 +53,7 @@ _FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/gpuhook"
 )
 @click.option("--remove", is_flag=True, help="Remove the file, or our labels from the node.")
 @click.option(
-    "--interval", type=Seconds(1, 86400), metavar="SECONDS",
+    "--interval", type=SecondsParam(1, 86400), metavar="SECONDS",
     help="Check again at this interval, until stopped.  [default: once]",
 )  # fmt: skip
 @click.option(
@@ -81,8 +81,8 @@ def labels(
     _check(output, node, remove, interval)
     if kubeconfig and not node:
         raise RequestError("--kubeconfig is about a node", "Add --node")
-    written_to = node_labels.Node(node, Client(access.find(kubeconfig))) if node else None
-    followed = Followed(config_path)
+    written_to = node_labels.ClusterNode(node, ApiClient(access.find(kubeconfig))) if node else None
+    followed = FollowedConfig(config_path)
     flags = {configure.FILE: config_file} if config_file else {}
     read, warnings = configure.read(flags, os.environ)
     settings = configure.apply(read, followed.config)
@@ -121,7 +121,7 @@ def _once(
     config: Config,
     settings: Settings,
     output: str | None,
-    node: node_labels.Node | None,
+    node: node_labels.ClusterNode | None,
     form: str,
     *,
     remove: bool,

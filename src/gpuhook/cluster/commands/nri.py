@@ -14,7 +14,7 @@ from gpuhook.base.errors import PluginError, RequestError, printable, shown
 from gpuhook.cluster.nri.answer import Given, InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE
 from gpuhook.cluster.nri.transport import SOCKET
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
@@ -71,7 +71,7 @@ def nri(
         raise RequestError(f"--index {shown(index)} isn't two digits", "Use 00 to 99")
     from gpuhook.cluster.nri import service  # noqa: PLC0415 - reports that protobuf is missing
 
-    followed = Followed(config_path)
+    followed = FollowedConfig(config_path)
     hook = hook_path or our_program(ours.CDI_HOOK, "Give its path with --hook-path")
     kubelet = cache(lambda: _gate(pod_resources, followed.config))
     if gate and not followed.config.gate:
@@ -103,10 +103,10 @@ def _tell(sentence: str) -> None:
 def _gate(path: str, config: Config) -> Given:
     """Return a function that asks the kubelet for a container's devices; PluginError on failure."""
     from gpuhook.monitor import kubelet  # noqa: PLC0415 - only with a gate
-    from gpuhook.monitor.telemetry import Telemetry  # noqa: PLC0415
+    from gpuhook.monitor.telemetry import TelemetryWorker  # noqa: PLC0415
 
-    place = kubelet.Place(path)
-    asking = Telemetry(kubelet, "Kubernetes", config, time.monotonic, PATIENCE, "kubelet")
+    place = kubelet.KubeletSocket(path)
+    asking = TelemetryWorker(kubelet, "Kubernetes", config, time.monotonic, PATIENCE, "kubelet")
     asking.ask(place)  # starts the child early
 
     def given(

@@ -17,7 +17,7 @@ from gpuhook.cluster.device_plugin.settings import (
     VOLUME_MOUNTS,
     Settings,
 )
-from gpuhook.cluster.device_plugin.state import Node, Resource, Unit
+from gpuhook.cluster.device_plugin.state import DeviceSpec, Resource, Unit
 from gpuhook.core.cdi.names import ANNOTATION_PREFIX, annotate
 from gpuhook.core.request.sources import SOURCE, memory_limit_place
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS
@@ -37,7 +37,7 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ContainerResponse:
     """Additions of the kubelet to a container; the fields have the names of its API.
 
     Device nodes are readable and writable. ``cdi_devices`` are qualified names.
@@ -45,14 +45,14 @@ class Answer:
 
     envs: dict[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
-    devices: tuple[Node, ...] = ()
+    devices: tuple[DeviceSpec, ...] = ()
     annotations: dict[str, str] = field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
 
 
 def allocate(
     resource: Resource, ids: Sequence[str], settings: Settings, allocation_id: str = ""
-) -> Answer:
+) -> ContainerResponse:
     """Return what a container with these devices gets; RequestError if it can't have them.
 
     ``ids`` are the kubelet's, and the answer keeps their order; several replicas of a device count
@@ -72,7 +72,7 @@ def allocate(
         envs.update(_of_devices(units))
     if resource.shares:
         envs.update(_mps_limits(resource, ids, units))
-    return Answer(
+    return ContainerResponse(
         envs=envs,
         mounts=_mounts(resource, ids, units, settings, by_mounts, by_nodes),
         devices=_nodes(units) if gives_nodes else (),
@@ -193,7 +193,7 @@ def _memory_limit_mounts(resource: Resource, ids: Sequence[str], units: list[Uni
     return found
 
 
-def _nodes(units: list[Unit]) -> tuple[Node, ...]:
+def _nodes(units: list[Unit]) -> tuple[DeviceSpec, ...]:
     """Return the nodes of all devices without duplicates."""
     return tuple({node.container: node for unit in units for node in unit.nodes}.values())
 

@@ -17,7 +17,7 @@ from gpuhook.cluster.device_plugin import options
 from gpuhook.cluster.device_plugin.names import full_name
 from gpuhook.cluster.device_plugin.options import Content
 from gpuhook.cluster.device_plugin.settings import Sharing
-from gpuhook.cluster.plugin_option import Option
+from gpuhook.cluster.plugin_option import PluginOption
 from gpuhook.core.cdi import yaml_reader
 
 VERSION = "v1"
@@ -37,7 +37,7 @@ _REFERENCES = {
 }
 
 
-class Replicated(NamedTuple):
+class SharedResource(NamedTuple):
     """One shared resource, as the file defines it; ``devices`` are all, a number or names."""
 
     name: str
@@ -55,7 +55,7 @@ def read(path: str) -> Content:
             f"The device plugin's file {path} can't be read: {error.strerror or error}",
             "Correct --config-file or $CONFIG_FILE, or make the file readable",
         ) from None
-    reader = Reader(path)
+    reader = ConfigReader(path)
     try:
         root = yaml_reader.read(data)
         if root is not None:
@@ -65,7 +65,7 @@ def read(path: str) -> Content:
     return reader.content
 
 
-class Reader:
+class ConfigReader:
     """A reader of a file's values, which fills in ``content``."""
 
     def __init__(self, path: str) -> None:
@@ -80,7 +80,7 @@ class Reader:
             "Correct it; docs/kubernetes/device-plugin.md lists what it may contain",
         )
 
-    def read(self, root: yaml_reader.Node) -> None:
+    def read(self, root: yaml_reader.YamlNode) -> None:
         """Read the whole file."""
         sections = self.table(root, (), _SECTIONS)
         version = sections.get("version")
@@ -100,10 +100,10 @@ class Reader:
 
     def _options(
         self,
-        node: yaml_reader.Node,
+        node: yaml_reader.YamlNode,
         place: tuple[str, ...],
-        known: dict[tuple[str, ...], Option],
-        silent: dict[tuple[str, ...], options.Ineffective],
+        known: dict[tuple[str, ...], PluginOption],
+        silent: dict[tuple[str, ...], options.IneffectiveOption],
     ) -> None:
         every = [*known, *silent, *options.OF_OTHERS]
         size = len(place)
@@ -119,7 +119,7 @@ class Reader:
             else:
                 self._options(value, here, known, silent)
 
-    def _option(self, node: yaml_reader.Node, option: Option) -> None:
+    def _option(self, node: yaml_reader.YamlNode, option: PluginOption) -> None:
         value = self._plain(node)
         try:
             self.content.values[option.flag] = option.check(value)
@@ -128,11 +128,11 @@ class Reader:
             text = node.text if node.text is not None else value
             raise self.wrong(node.line, options.wrong(name, text, why)) from None
 
-    def _ineffective(self, node: yaml_reader.Node, option: options.Ineffective) -> None:
+    def _ineffective(self, node: yaml_reader.YamlNode, option: options.IneffectiveOption) -> None:
         if node.text not in option.silent:
             self._warn(node.line, f"{'.'.join(option.place)} has no effect: {option.why}")
 
-    def _resources(self, node: yaml_reader.Node) -> None:
+    def _resources(self, node: yaml_reader.YamlNode) -> None:
         for name, value in self.table(node, ("resources",), ("gpus", "migs")).items():
             if value.items:
                 self._warn(
@@ -143,13 +143,13 @@ class Reader:
 
     # Sharing -----------------------------------------------------------------------------------
 
-    def _sharing(self, node: yaml_reader.Node) -> None:
+    def _sharing(self, node: yaml_reader.YamlNode) -> None:
         ways = self.table(node, ("sharing",), (_SLICING, _MPS, _MEMORY))
         for way, value in ways.items():
             if not _is_null(value):
                 self._shared_by(way, value)
 
-    def _shared_by(self, way: str, node: yaml_reader.Node) -> None:
+    def _shared_by(self, way: str, node: yaml_reader.YamlNode) -> None:
         """Read one kind of sharing: sharing.timeSlicing, sharing.mps or sharing.memory."""
         place = ("sharing", way)
         one = "failRequestsGreaterThanOne"
@@ -169,13 +169,13 @@ class Reader:
         for each in listed.items:
             self._shared(each, renames, way, single)
 
-    def _is_true(self, node: yaml_reader.Node | None, name: str) -> bool:
+    def _is_true(self, node: yaml_reader.YamlNode | None, name: str) -> bool:
         value = None if node is None else self._scalar(node)
         if node is not None and not isinstance(value, bool) and not _is_null(node):
             raise self.wrong(node.line, f"sharing.{name} must be true or false")
         return value is True
 
-    def _shared(self, node: yaml_reader.Node, renames: bool, way: str, single: bool) -> None:
+    def _shared(self, node: yaml_reader.YamlNode, renames: bool, way: str, single: bool) -> None:
         shares: tuple[int, ...] = ()
         memory: tuple[str, ...] = ()
         overcommits = False
@@ -212,7 +212,7 @@ class Reader:
             overcommits,
         )
 
-    def _of_mps(self, node: yaml_reader.Node) -> tuple[Replicated, tuple[int, ...]]:
+    def _of_mps(self, node: yaml_reader.YamlNode) -> tuple[SharedResource, tuple[int, ...]]:
         """Return one entry of sharing.mps, with the share of each replica in percent.
 
         ``sizes``, ``overcommit`` and ``unlimited`` are gpuhook's: shares of different sizes, shares
@@ -237,7 +237,9 @@ class Reader:
             raise self.wrong(node.line, f"MPS serves {MOST_CLIENTS} containers for each device")
         return one._replace(replicas=len(every_share)), every_share
 
-    def _of_memory(self, node: yaml_reader.Node) -> tuple[Replicated, tuple[str, ...], bool]:
+    def _of_memory(
+        self, node: yaml_reader.YamlNode
+    ) -> tuple[SharedResource, tuple[str, ...], bool]:
         """Return one entry of sharing.memory, with each replica's limit, and ``overcommit``."""
         ours = ("sizes", "overcommit")
         every = ("name", "rename", "devices", "replicas", *ours)
@@ -261,7 +263,7 @@ class Reader:
         texts = tuple(size.text for size in sizes)
         return one, texts or (f"{_WHOLE // one.replicas}%",) * one.replicas, overcommits
 
-    def _amounts(self, node: yaml_reader.Node) -> "list[Size]":
+    def _amounts(self, node: yaml_reader.YamlNode) -> "list[Size]":
         """Return memory sizes; plain numbers are percent, as in sharing.mps."""
         values = [self._scalar(each) for each in node.items] if node.is_list else []
         texts = [f"{each}%" if isinstance(each, int) else str(each) for each in values]
@@ -273,7 +275,7 @@ class Reader:
             )
         return sizes
 
-    def _sizes(self, node: yaml_reader.Node) -> tuple[int, ...]:
+    def _sizes(self, node: yaml_reader.YamlNode) -> tuple[int, ...]:
         sizes = [self._scalar(each) for each in node.items] if node.is_list else []
         # True is an integer to Python, and equals 1.
         found = tuple(each for each in sizes if type(each) is int and 1 <= each <= _WHOLE)
@@ -282,8 +284,8 @@ class Reader:
         return found
 
     def replicated(
-        self, node: yaml_reader.Node, known: int = 0, ours: tuple[str, ...] = ()
-    ) -> Replicated:
+        self, node: yaml_reader.YamlNode, known: int = 0, ours: tuple[str, ...] = ()
+    ) -> SharedResource:
         """Return one entry of the shared resources; ConfigError if it is invalid.
 
         ``known`` is the number of replicas if another key determines it, else 0. ``ours`` are
@@ -304,14 +306,14 @@ class Reader:
             raise self.wrong(at, f"replicas must be {wanted}, not {replicas}")
         rename = found.get("rename")
         devices = found.get("devices")
-        return Replicated(
+        return SharedResource(
             self._name(found["name"]),
             replicas,
             None if rename is None or _is_null(rename) else self._name(rename),
             "all" if devices is None or _is_null(devices) else self.devices(devices),
         )
 
-    def _name(self, node: yaml_reader.Node) -> str:
+    def _name(self, node: yaml_reader.YamlNode) -> str:
         value = self._scalar(node)
         if not isinstance(value, str):
             raise self.wrong(node.line, f"{shown(node.text)} can't be a resource")
@@ -320,7 +322,7 @@ class Reader:
         except ValueError as error:
             raise self.wrong(node.line, str(error)) from None
 
-    def devices(self, node: yaml_reader.Node) -> str | int | list[str]:
+    def devices(self, node: yaml_reader.YamlNode) -> str | int | list[str]:
         """Return the devices to share: "all", their number, or their names."""
         if node.is_list:
             return [self._reference(each) for each in node.items]
@@ -331,7 +333,7 @@ class Reader:
             return value
         raise self.wrong(node.line, f'devices is {shown(node.text)}, not "all", a number or a list')
 
-    def _reference(self, node: yaml_reader.Node) -> str:
+    def _reference(self, node: yaml_reader.YamlNode) -> str:
         value = self._scalar(node)
         text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
         if reference_kind(text) is None:
@@ -341,8 +343,8 @@ class Reader:
     # Values --------------------------------------------------------------------------------------
 
     def table(
-        self, node: yaml_reader.Node, place: tuple[str, ...], known: Collection[str]
-    ) -> dict[str, yaml_reader.Node]:
+        self, node: yaml_reader.YamlNode, place: tuple[str, ...], known: Collection[str]
+    ) -> dict[str, yaml_reader.YamlNode]:
         """Return the values of a table by name; unknown names are skipped with a warning.
 
         NVIDIA's plugin reads its file with Go's encoding/json, which accepts names in any case. Its
@@ -355,7 +357,7 @@ class Reader:
             raise self.wrong(node.line, f"{where} must be a table, not {node.kind}")
         in_case = str if place[:1] == ("sharing",) and len(place) > 1 else jsontext.folded
         names = {in_case(each): each for each in known}
-        found: dict[str, yaml_reader.Node] = {}
+        found: dict[str, yaml_reader.YamlNode] = {}
         for key, value in zip(node.items[::2], node.items[1::2], strict=True):
             name = names.get(in_case(key.text or ""))
             if name in found:
@@ -367,7 +369,7 @@ class Reader:
                 self._warn(key.line, f"{text} is unknown, and has no effect")
         return found
 
-    def _plain(self, node: yaml_reader.Node) -> Any:
+    def _plain(self, node: yaml_reader.YamlNode) -> Any:
         """Return an option's value: a scalar, or a list or table of scalars."""
         if node.is_list:
             return [self._scalar(each) for each in node.items]
@@ -379,7 +381,7 @@ class Reader:
             }
         return self._scalar(node)
 
-    def _scalar(self, node: yaml_reader.Node) -> "yaml_reader.Scalar":
+    def _scalar(self, node: yaml_reader.YamlNode) -> "yaml_reader.Scalar":
         try:
             return yaml_reader.scalar(node)
         except yaml_reader.TreeError as error:
@@ -394,5 +396,5 @@ def reference_kind(text: str) -> str | None:
     return next((kind for kind, form in _REFERENCES.items() if form.fullmatch(text)), None)
 
 
-def _is_null(node: yaml_reader.Node) -> bool:
+def _is_null(node: yaml_reader.YamlNode) -> bool:
     return node.is_scalar and not node.tag and node.plain and yaml_reader.scalar(node) is None

@@ -10,7 +10,7 @@ from gpuhook.base.errors import ConfigError
 from gpuhook.cluster.device_plugin import options, status
 from gpuhook.cluster.device_plugin.options import INEFFECTIVE, OPTIONS, OWN, VENDORS, Content
 from gpuhook.cluster.device_plugin.settings import CDI_ANNOTATIONS, CDI_CRI, VOLUME_MOUNTS, Settings
-from gpuhook.cluster.plugin_option import Option
+from gpuhook.cluster.plugin_option import PluginOption
 
 FILE = "config-file"
 
@@ -62,7 +62,7 @@ def _settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> Settings
     return Settings(**own, vendors=vendors)
 
 
-def _by_field(known: tuple[Option, ...], values: Mapping[str, Any]) -> dict[str, Any]:
+def _by_field(known: tuple[PluginOption, ...], values: Mapping[str, Any]) -> dict[str, Any]:
     return {option.field: values[option.flag] for option in known if option.flag in values}
 
 
@@ -98,7 +98,7 @@ def _variable(flag: str) -> str:
 
 
 def _texts(
-    option: Option, flags: Mapping[str, str], environ: Mapping[str, str]
+    option: PluginOption, flags: Mapping[str, str], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield the place that sets an option, and its value: the one that counts, or none.
 

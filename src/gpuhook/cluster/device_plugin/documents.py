@@ -18,14 +18,14 @@ from gpuhook.monitor.machine import Found
 from gpuhook.vendors import registry
 
 if TYPE_CHECKING:
-    from gpuhook.core.cdi.generate import Generated
+    from gpuhook.core.cdi.generate import GeneratedSpec
 
 _PATIENCE = 60  # seconds
 _FOLDER_PATIENCE = 120  # seconds: some hundred megabytes may be copied
 _FORMAT = "yaml"
 
 
-class Places(Protocol):
+class DriverLocations(Protocol):
     """The driver's locations, as in ``settings.Settings``; the fields mean the same."""
 
     @property
@@ -118,19 +118,19 @@ def _bring_one(path: str, chore: Chore, found: Found | None) -> None:
             chore.tell(warning)
 
 
-def _made(settings: Settings, config: Config, found: Found) -> "Generated":
+def _made(settings: Settings, config: Config, found: Found) -> "GeneratedSpec":
     """Return the CDI spec of a vendor's devices, with the paths that they have on the host."""
-    from gpuhook.core.cdi.generate import Generated, Source, generate  # noqa: PLC0415
+    from gpuhook.core.cdi.generate import GeneratedSpec, SpecSource, generate  # noqa: PLC0415
     from gpuhook.monitor.host.driver_program import our_program  # noqa: PLC0415
 
     remedy = "Reinstall gpuhook, so that its programs are in one folder"
     hook = settings.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
     own = config.path and os.path.abspath(config.path)
-    made = generate(Source(*found, config, hook, own if own != DEFAULT_PATH else None))
-    return Generated(on_host(made.document, settings, found[1].root), made.warnings)
+    made = generate(SpecSource(*found, config, hook, own if own != DEFAULT_PATH else None))
+    return GeneratedSpec(on_host(made.document, settings, found[1].root), made.warnings)
 
 
-def on_host(document: dict[str, Any], settings: Places, root: str) -> dict[str, Any]:
+def on_host(document: dict[str, Any], settings: DriverLocations, root: str) -> dict[str, Any]:
     """Return a CDI spec with the host's paths, if this process sees another driver root."""
     from gpuhook.tools.cdi import transform  # noqa: PLC0415 - as above
 

@@ -19,7 +19,7 @@ from gpuhook.cluster.plugin_option import (
     TEXT,
     WORDS,
     Kind,
-    Option,
+    PluginOption,
     seconds,
 )
 from gpuhook.vendors import registry
@@ -27,7 +27,7 @@ from gpuhook.vendors import registry
 _SOCKET = "kubelet.sock"
 
 
-def _socket(_: Option, text: str) -> str:
+def _socket(_: PluginOption, text: str) -> str:
     folder, _slash, name = text.rpartition("/")
     if text and (name != _SOCKET or not folder.startswith("/")):
         raise ValueError(f"an absolute path that ends in /{_SOCKET}")
@@ -37,80 +37,80 @@ def _socket(_: Option, text: str) -> str:
 _PLUGIN = ("flags", "plugin")
 
 OWN = (
-    Option(
+    PluginOption(
         "device-list-strategy", "device_list_strategy", WORDS,
         "How a container gets its devices; several may be named.",
         (*_PLUGIN, "deviceListStrategy"), choices.STRATEGIES,
     ),
-    Option(
+    PluginOption(
         "device-id-strategy", "device_id_strategy", CHOICE, "How devices are named.",
         (*_PLUGIN, "deviceIDStrategy"), choices.ID_STRATEGIES,
     ),
-    Option(
+    PluginOption(
         "pass-device-specs", "pass_device_specs", FLAG,
         "With envvar and volume-mounts: also add the device nodes.",
         (*_PLUGIN, "passDeviceSpecs"),
     ),
-    Option(
+    PluginOption(
         "fail-on-init-error", "fail_on_init_error", FLAG,
         "Exit with status 1 if no device is found at the start, instead of waiting for one.",
         ("flags", "failOnInitError"),
     ),
-    Option(
+    PluginOption(
         "shared-devices-allocation-policy", "shared_devices_allocation_policy", CHOICE,
         "Spread containers over shared devices, or fill one after the other.",
         (*_PLUGIN, "sharedDevicesAllocationPolicy"), choices.POLICIES,
     ),
-    Option(
+    PluginOption(
         "cdi-annotation-prefix", "cdi_annotation_prefix", TEXT,
         "Prefix of the keys of cdi-annotations.", (*_PLUGIN, "cdiAnnotationPrefix"),
     ),
-    Option(
+    PluginOption(
         "driver-root", "driver_root", PATH,
         "Where the driver is installed, as the host sees it.  [default: as in config.toml]",
         ("flags", "nvidiaDriverRoot"), old=("nvidia-driver-root",),
     ),
-    Option(
+    PluginOption(
         "driver-root-ctr-path", "driver_root_ctr_path", PATH,
         "Where this process sees that folder, if it runs in a pod.",
         (*_PLUGIN, "containerDriverRoot"), old=("container-driver-root",),
     ),
-    Option(
+    PluginOption(
         "dev-root", "dev_root", PATH,
         "The folder above the nodes' /dev, as the host sees it.  [default: the driver root]",
         ("flags", "nvidiaDevRoot"), old=("nvidia-dev-root",),
     ),
-    Option(
+    PluginOption(
         "kubelet-socket", "kubelet_folder", Kind("a text", _socket),
         f"The kubelet's socket, whose name is {_SOCKET}; an empty text registers nothing.",
     ),
-    Option(
+    PluginOption(
         "driver-folder", "driver_folder", PATH,
         "With mounts: where gpuhook driver-folder keeps the driver's files, on the host.",
         ("gpuhook", "driverFolder"), is_ours=True,
     ),
-    Option(
+    PluginOption(
         "cdi-folder", "cdi_folder", PATH,
         "With cdi-cri and cdi-annotations: the folder of the CDI specs, unless gpuhook install "
         "--cdi manages them.", ("gpuhook", "cdiFolder"), is_ours=True,
     ),
-    Option(
+    PluginOption(
         "cdi-hook-path", "cdi_hook_path", PATH,
         "Host path of the program gpuhook-cdi-hook for those CDI specs.  [default: in this "
         "program's folder]", ("gpuhook", "cdiHookPath"), is_ours=True,
     ),
-    Option(
+    PluginOption(
         "interval", "interval", seconds(0.1),
         "Polling interval in seconds when the kernel sends no events.",
 
         ("gpuhook", "interval"), is_ours=True,
     ),
-    Option(
+    PluginOption(
         "recovery", "recovery", seconds(0),
         "Seconds without trouble after which a device is healthy again; 0: never.",
         ("gpuhook", "recovery"), is_ours=True,
     ),
-    Option(
+    PluginOption(
         "metrics-listen", "metrics_listen", TEXT,
         "Serve metrics of allocations for Prometheus at this HOST:PORT.  [default: nowhere]",
         ("gpuhook", "metricsListen"), is_ours=True,
@@ -118,14 +118,14 @@ OWN = (
 )  # fmt: skip
 
 # The plugins of vendors with options of their own, by the vendor's name.
-VENDORS: dict[str, vendor_parts.Plugin] = {
+VENDORS: dict[str, vendor_parts.PluginModule] = {
     name: plugin
     for name, names in registry.KNOWN.items()
     if (plugin := vendor_parts.plugin(names)) is not None
 }
 
 
-def _all() -> Iterator[Option]:
+def _all() -> Iterator[PluginOption]:
     """Yield the plugin's own options and every vendor's, in the order of the help."""
     others = [option for plugin in VENDORS.values() for option in plugin.OPTIONS]
     for own in OWN:
@@ -138,7 +138,7 @@ OPTIONS = (*_all(),)
 
 
 @dataclass(frozen=True)
-class Ineffective:
+class IneffectiveOption:
     """An option of NVIDIA's plugin without effect here: why, and the values without a warning."""
 
     flag: str
@@ -151,14 +151,14 @@ class Ineffective:
 _DOCUMENTS = "gpuhook generates CDI specs with its own hook, which cdi-hook-path sets"
 
 INEFFECTIVE = (
-    Ineffective("nvidia-cdi-hook-path", _DOCUMENTS, (*_PLUGIN, "nvidiaCDIHookPath")),
-    Ineffective("nvidia-ctk-path", _DOCUMENTS, (*_PLUGIN, "nvidiaCTKPath")),
-    Ineffective("cdi-feature-flags", _DOCUMENTS),
-    Ineffective("cdi-disable-hooks", _DOCUMENTS),
-    Ineffective(
+    IneffectiveOption("nvidia-cdi-hook-path", _DOCUMENTS, (*_PLUGIN, "nvidiaCDIHookPath")),
+    IneffectiveOption("nvidia-ctk-path", _DOCUMENTS, (*_PLUGIN, "nvidiaCTKPath")),
+    IneffectiveOption("cdi-feature-flags", _DOCUMENTS),
+    IneffectiveOption("cdi-disable-hooks", _DOCUMENTS),
+    IneffectiveOption(
         "mps-root", "gpuhook mps runs the daemon and owns its folders", ("flags", "mpsRoot")
     ),
-    Ineffective(
+    IneffectiveOption(
         "device-discovery-strategy",
         "gpuhook detects the platform itself",
         ("flags", "deviceDiscoveryStrategy"),
@@ -190,7 +190,7 @@ def wrong(where: str, value: object, why: ValueError) -> str:
     return f"{where} is {shown(value)} and must be {why}"
 
 
-def default(option: Option) -> Any:
+def default(option: PluginOption) -> Any:
     """Return an option's default, None if it has no fixed one."""
     owners = [plugin.SETTINGS for plugin in VENDORS.values() if option in plugin.OPTIONS]
     return getattr((owners or [Settings])[0], option.field, None)

@@ -21,7 +21,7 @@ from gpuhook.cluster.device_plugin.settings import (
     Settings,
     Sharing,
 )
-from gpuhook.cluster.device_plugin.state import Node, Resource, State, Unit
+from gpuhook.cluster.device_plugin.state import DeviceSpec, PluginState, Resource, Unit
 from gpuhook.cluster.vendors import cluster
 from gpuhook.cluster.vendors.cluster import Extras, RequestChannels
 from gpuhook.core.cdi.names import is_device
@@ -40,7 +40,7 @@ def resources(
     config: Config,
     health: Mapping[str, str] | None = None,
     links: Links | None = None,
-) -> tuple[State, list[str]]:
+) -> tuple[PluginState, list[str]]:
     """Return the resources to offer, and warnings, a sentence each.
 
     ``health`` has the reasons why devices can't be allocated, by the inventory's ids; a whole
@@ -64,7 +64,7 @@ def resources(
                 made[resource.name] = resource
     shared = {name for name, each in settings.sharing.items() if each.rename not in made}
     warnings += [f"The resource {name} is to be shared, and there is none" for name in shared]
-    return State(tuple(made.values())), warnings
+    return PluginState(tuple(made.values())), warnings
 
 
 class _Vendors:
@@ -271,7 +271,7 @@ class _Vendors:
         whole = self.by_id.get(device.parent)
         return [*device.nodes, *(whole.nodes if whole else ())]
 
-    def _nodes(self, device: Device) -> tuple[tuple[Node, ...], str]:
+    def _nodes(self, device: Device) -> tuple[tuple[DeviceSpec, ...], str]:
         """Return all nodes for a container with only this device, or why it can't have them."""
         if device.id not in self.by_id:
             return (), ""
@@ -279,7 +279,7 @@ class _Vendors:
             nodes = self._grant((device,)).nodes
         except (DriverError, RequestError) as error:
             return (), error.cause
-        found = (Node(self.on_host(node.path), node.inside or node.path) for node, _ in nodes)
+        found = (DeviceSpec(self.on_host(node.path), node.inside or node.path) for node, _ in nodes)
         return tuple(found), ""
 
     def _why_not(self, devices: tuple[Device, ...]) -> str:

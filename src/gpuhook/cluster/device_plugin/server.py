@@ -15,7 +15,7 @@ from urllib.parse import quote
 from gpuhook.base.errors import GpuhookError, PluginError, RequestError, listed, shown
 from gpuhook.cluster.device_plugin import allocate, prefer
 from gpuhook.cluster.device_plugin.settings import Settings
-from gpuhook.cluster.device_plugin.state import Resource, State
+from gpuhook.cluster.device_plugin.state import PluginState, Resource
 from gpuhook.cluster.device_plugin.status import StatusFile
 from gpuhook.cluster.kubelet_endpoint import folder
 from gpuhook.cluster.kubelet_endpoint.server import Endpoint, EndpointServer, grpc
@@ -51,7 +51,7 @@ def _list_of(resource: Resource) -> bytes:
     return text
 
 
-def _answer_of(answer: allocate.Answer) -> Any:
+def _answer_of(answer: allocate.ContainerResponse) -> Any:
     """Return Allocate's response for one container as a message."""
     parts = api.plugin
     return parts.ContainerAllocateResponse(
@@ -253,7 +253,7 @@ class PluginServer(EndpointServer):
         self.status = StatusFile(settings.status_dir if settings.register else "")
 
     def _take(self, line: bytes) -> None:
-        self.wanted = {each.name: each for each in State.from_line(line).resources}
+        self.wanted = {each.name: each for each in PluginState.from_line(line).resources}
 
     def _make(self, name: str) -> Endpoint:
         return _Resource(name, self)

@@ -11,11 +11,11 @@ from gpuhook.base.errors import listed
 from gpuhook.cluster.device_plugin import documents
 from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import CDI_ANNOTATIONS, CDI_CRI, MOUNTS, Settings
-from gpuhook.cluster.device_plugin.state import State
+from gpuhook.cluster.device_plugin.state import PluginState
 from gpuhook.cluster.kubelet_endpoint import supervisor
 from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
 from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, tell
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 from gpuhook.monitor.host.child import BackOff
 from gpuhook.monitor.service_metrics import Calls
 
@@ -23,12 +23,12 @@ _WHILE_BAD = (5.0, 600.0)  # seconds until a failed chore is retried: first, max
 METRICS = "gpuhook_device_plugin_allocation"  # the start of its metrics' names
 
 
-def run(settings: Settings, config: Config, followed: Followed | None = None) -> int:
+def run(settings: Settings, config: Config, followed: FollowedConfig | None = None) -> int:
     """Offer the host's devices, as ``supervisor.run``; return the exit status.
 
     1 if no driver works at the start and fail-on-init-error is set.
     """
-    return supervisor.run(lambda signals: Supervisor(settings, config, signals, followed))
+    return supervisor.run(lambda signals: PluginSupervisor(settings, config, signals, followed))
 
 
 Work = Callable[[documents.Chore], bool]
@@ -59,7 +59,7 @@ class _RetryTask:
             self.at = self._clock() + self._back_off.grow()
 
 
-class Supervisor(EndpointSupervisor):
+class PluginSupervisor(EndpointSupervisor):
     """The supervisor of the device plugin."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Supervisor(EndpointSupervisor):
         settings: Settings,
         config: Config,
         signals: Signals,
-        followed: Followed | None = None,
+        followed: FollowedConfig | None = None,
     ) -> None:
 
         def serve(fd: int) -> int:
@@ -88,7 +88,7 @@ class Supervisor(EndpointSupervisor):
         self.needs_devices = settings.fail_on_init_error
         self._settings = settings
         self._config = config
-        self._state: State | None = None
+        self._state: PluginState | None = None
         self._warnings: list[str] = []
         self._told: dict[str, str] = {}  # logged reasons why devices are unhealthy
         self._chores = [
@@ -161,7 +161,7 @@ class Supervisor(EndpointSupervisor):
             self._state = state
             self._server.give(state.to_line())
 
-    def _tell_reasons(self, state: State, said: Container[str]) -> None:
+    def _tell_reasons(self, state: PluginState, said: Container[str]) -> None:
         """Log why devices are unhealthy, and which have recovered; ``said`` is logged already."""
         units = [unit for resource in state.resources for unit in resource.units]
         reasons = {unit.id: unit.reason for unit in units if unit.reason}

@@ -54,10 +54,10 @@ class Settings:
     healthy again (0: never). ``interval`` is the polling interval in seconds. ``cdi_folder`` holds
     the CDI specs for the strategies that name devices to the engine, and ``cdi_hook_path`` is the
     host's path of the hook in them ("": the hook in this program's folder). ``vendors`` has the
-    settings of each vendor's options, by its name (``parts.Plugin.settings``). ``state_dir`` is the
-    folder for records of allocated devices ("": none are written), ``status_dir`` that of the
-    status file, as well. ``metrics_listen`` is the address for the plugin's own metrics ("": none
-    are served).
+    settings of each vendor's options, by its name (``vendor_parts.PluginModule.settings``).
+    ``state_dir`` is the folder for records of allocated devices ("": none are written),
+    ``status_dir`` that of the status file, as well. ``metrics_listen`` is the address for the
+    plugin's own metrics ("": none are served).
     """
 
     fail_on_init_error: bool = True

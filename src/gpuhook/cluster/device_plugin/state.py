@@ -12,7 +12,7 @@ from gpuhook.monitor.ledger.records import REPLICA
 
 
 @dataclass(frozen=True)
-class Node:
+class DeviceSpec:
     """A device node: its path on the host, and in the container."""
 
     host: str
@@ -37,7 +37,7 @@ class Unit:
     selector: str
     cdi: str
     whole: str
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[DeviceSpec, ...] = ()
     numa: int | None = None
     reason: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Unit:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned."""
-        nodes = tuple(Node(**each) for each in data["nodes"])
+        nodes = tuple(DeviceSpec(**each) for each in data["nodes"])
         return cls(**{**data, "nodes": nodes})
 
 
@@ -112,7 +112,7 @@ def _replica(identity: str) -> int:
 
 
 @dataclass(frozen=True)
-class State:
+class PluginState:
     """All resources of this host, in the order in which they are registered."""
 
     resources: tuple[Resource, ...] = ()

@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 
 from gpuhook.base.oci import jsontext
-from gpuhook.base.state_directory import Lock, StateDirectory
+from gpuhook.base.state_directory import StateDirectory, StateLock
 
 # Not in state-dir: the installer's pod, which reads it, doesn't know the node's settings.
 FOLDER = "/run/gpuhook"
@@ -24,7 +24,7 @@ class StatusFile:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._lock: Lock | None = None
+        self._lock: StateLock | None = None
         self._resources: dict[str, str] = {}
         self.keep()
 

@@ -8,8 +8,8 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import PluginError, RequestError, shown
 from gpuhook.base.sizes import Size, amount, parse_quantity
 from gpuhook.cluster.dra import configs, document
-from gpuhook.cluster.dra.devices import Devices, Known
-from gpuhook.cluster.dra.document import Given
+from gpuhook.cluster.dra.devices import ClaimableDevice, DeviceRegistry
+from gpuhook.cluster.dra.document import ClaimDevice
 from gpuhook.cluster.dra.slices import MEMORY
 from gpuhook.cluster.vendors import cluster
 from gpuhook.core.contract import Grant, Vendor
@@ -17,7 +17,7 @@ from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request.reader import Request
 from gpuhook.core.request.sources import SOURCE, memory_limit_place
 from gpuhook.monitor import memory_limit_support
-from gpuhook.monitor.ledger.records import Held
+from gpuhook.monitor.ledger.records import HeldDevice
 
 TRY_AGAIN = "The kubelet tries again; if that keeps failing, delete the pod to get other devices"
 MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
@@ -29,18 +29,18 @@ Ref = Mapping[str, str]  # namespace, name and uid of a claim
 class AllocationResult:
     """A device of a claim: its record, its entry in the CDI spec, and its vendor's plan."""
 
-    held: Held
-    given: Given
+    held: HeldDevice
+    given: ClaimDevice
     plan: Mapping[str, Any] = field(default_factory=dict)
 
 
 def allotted(
-    devices: Devices, driver: str, ref: Ref, claim: Mapping[str, Any]
+    devices: DeviceRegistry, driver: str, ref: Ref, claim: Mapping[str, Any]
 ) -> list[AllocationResult]:
     """Return a claim's devices of a driver; PluginError or RequestError if they can't be used."""
     allocation = _allocation(claim, ref)
     every = [each for each in allocation.get("results") or [] if each.get("driver") == driver]
-    reading = _Reading(devices, driver, ref["uid"], allocation.get("config") or [])
+    reading = _ResultReader(devices, driver, ref["uid"], allocation.get("config") or [])
     return [reading.one(each) for each in every]
 
 
@@ -63,10 +63,10 @@ def _allocation(claim: Mapping[str, Any], ref: Ref) -> Mapping[str, Any]:
     return found
 
 
-class _Reading:
+class _ResultReader:
     """The reader of one claim's allocation."""
 
-    def __init__(self, devices: Devices, driver: str, uid: str, config: list[Any]) -> None:
+    def __init__(self, devices: DeviceRegistry, driver: str, uid: str, config: list[Any]) -> None:
         self._devices = devices
         self._driver = driver
         self._uid = uid
@@ -96,7 +96,7 @@ class _Reading:
         return self._allotted(result, known, known.device)
 
     def _allotted(
-        self, result: Mapping[str, Any], known: Known, device: Device
+        self, result: Mapping[str, Any], known: ClaimableDevice, device: Device
     ) -> AllocationResult:
         share = str(result.get("shareID") or "")
         request = str(result.get("request", ""))
@@ -122,7 +122,7 @@ class _Reading:
                 "it for its other users",
                 f"Remove the request {shown(request)} from it, or use a class that has none",
             )
-        held = Held(
+        held = HeldDevice(
             request.partition("/")[0],
             self._pool,
             known.name,
@@ -139,7 +139,7 @@ class _Reading:
             default=0,
         )
         more = {"mounts": [_memory_limit_mount(vendor, device, limit)]} if limit else {}
-        given = Given(name, device, vendor, inventory, more, with_hook=bool(limit))
+        given = ClaimDevice(name, device, vendor, inventory, more, with_hook=bool(limit))
         return AllocationResult(held, given, wish.plan)
 
     def _name(self, usual: str) -> str:

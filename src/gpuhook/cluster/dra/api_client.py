@@ -63,7 +63,7 @@ class ApiError(PluginError):
         return self.status in _AGAIN
 
 
-class Client:
+class ApiClient:
     """A client of one API server. Several threads may use it at once.
 
     ``asked`` counts requests, including failed ones.
@@ -117,7 +117,9 @@ class Client:
             self._sleep(wait)
             pause = min(2 * pause, _PAUSES[1])
 
-    def watch(self, path: str, query: Mapping[str, str], patience: float = _PATIENCE) -> "Watch":
+    def watch(
+        self, path: str, query: Mapping[str, str], patience: float = _PATIENCE
+    ) -> "WatchStream":
         """Return a started watch; ApiError if it doesn't start within ``patience`` seconds."""
         exchange = _Exchange(self, self._clock() + patience, piecewise=True)
         try:
@@ -125,7 +127,7 @@ class Client:
             if response.status != 200:
                 exchange.object_of("GET", path, response)
                 raise ApiError(f"The API server answers a watch with status {response.status}")
-            return Watch(exchange.keep(), chunked=bool(response.chunked))
+            return WatchStream(exchange.keep(), chunked=bool(response.chunked))
         except BaseException:
             exchange.close()
             raise
@@ -134,7 +136,7 @@ class Client:
 class _Exchange:
     """One request and its response over a separate connection, with one deadline."""
 
-    def __init__(self, client: Client, end: float, *, piecewise: bool = False) -> None:
+    def __init__(self, client: ApiClient, end: float, *, piecewise: bool = False) -> None:
         self._client = client
         self._access = client.access
         self._clock = client._clock  # noqa: SLF001 - a part of the client
@@ -164,7 +166,9 @@ class _Exchange:
         where = access.prefix + path + (f"?{urlencode(query)}" if query else "")
         try:
             self._sockets = [self._connect(context)]
-            timed = _Timed(self._sockets[0], self._end, self._clock, piecewise=self._piecewise)
+            timed = _DeadlineConnection(
+                self._sockets[0], self._end, self._clock, piecewise=self._piecewise
+            )
             connection = http.client.HTTPConnection(access.host, access.port)
             connection.auto_open = 0
             connection.sock = timed  # it has all methods of a socket that http.client uses
@@ -258,7 +262,7 @@ class _Exchange:
         return printable(text)[:_LONGEST_REASON].rstrip(". ")
 
 
-class _Timed(io.RawIOBase):
+class _DeadlineConnection(io.RawIOBase):
     """A connection with one deadline for all its operations, with http.client's socket methods."""
 
     def __init__(self, inner: ssl.SSLSocket, end: float, clock: Clock, *, piecewise: bool) -> None:
@@ -290,7 +294,7 @@ class _Timed(io.RawIOBase):
         """Leave the connection open: the exchange owns it."""
 
 
-class Watch:
+class WatchStream:
     """A non-blocking stream of events. ``fileno`` is readable when there may be some."""
 
     def __init__(self, connection: ssl.SSLSocket, *, chunked: bool) -> None:

@@ -15,11 +15,11 @@ from gpuhook.base.errors import GpuhookError, PluginError, RequestError, shown
 from gpuhook.cluster.dra import document, metadata
 from gpuhook.cluster.dra.allocation_result import AllocationResult, Ref, allotted
 from gpuhook.cluster.dra.device_setup import Effects
-from gpuhook.cluster.dra.devices import Devices
-from gpuhook.cluster.dra.document import Given
-from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.devices import DeviceRegistry
+from gpuhook.cluster.dra.document import ClaimDevice
+from gpuhook.cluster.dra.options import DraOptions
 from gpuhook.cluster.dra.slices import MEMORY
-from gpuhook.monitor.kubelet import Used
+from gpuhook.monitor.kubelet import DevicesInUse
 from gpuhook.monitor.ledger.records import (
     CLAIM,
     COMPLETED,
@@ -27,8 +27,8 @@ from gpuhook.monitor.ledger.records import (
     POD,
     STARTED,
     YOUNG,
-    Held,
-    Record,
+    HeldDevice,
+    OwnerRecord,
     Records,
     check_names,
     first_busy,
@@ -42,7 +42,7 @@ _STALE = 600.0  # seconds after which a started preparation counts as abandoned
 class TakenError(RequestError):
     """An error because other claims have a device: the ``holders``."""
 
-    def __init__(self, holders: Sequence[Record], cause: str, remedy: str) -> None:
+    def __init__(self, holders: Sequence[OwnerRecord], cause: str, remedy: str) -> None:
         super().__init__(cause, remedy)
         self.holders = holders
 
@@ -77,10 +77,10 @@ class ClaimPreparer:
 
     def __init__(
         self,
-        devices: Devices,
+        devices: DeviceRegistry,
         claims: Claims,
-        options: Options,
-        in_use: Callable[[], Used | None],
+        options: DraOptions,
+        in_use: Callable[[], DevicesInUse | None],
     ) -> None:
         self._devices = devices
         self._claims = claims
@@ -98,7 +98,7 @@ class ClaimPreparer:
 
     # Prepare ----------------------------------------------------------------------------------
 
-    def prepare(self, driver: str, ref: Ref) -> Record:
+    def prepare(self, driver: str, ref: Ref) -> OwnerRecord:
         """Prepare a claim's devices, and return its record; GpuhookError if that fails.
 
         The operation is idempotent. A failed preparation is rolled back here, or by the next
@@ -118,7 +118,7 @@ class ClaimPreparer:
                 raise
         return self._prepared(driver, ref, claim)
 
-    def _prepared(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
+    def _prepared(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> OwnerRecord:
         uid = ref["uid"]
         with self._records.locked():
             record = self._completed(driver, ref)
@@ -159,7 +159,7 @@ class ClaimPreparer:
             for held in each.devices
         ]
 
-    def _completed(self, driver: str, ref: Ref) -> Record | None:
+    def _completed(self, driver: str, ref: Ref) -> OwnerRecord | None:
         """Return a claim's record if it was completed; PluginError if it is another claim's."""
         record = self._records.read(driver, ref["uid"])
         if record is None or not self._records.is_complete(record):
@@ -172,7 +172,7 @@ class ClaimPreparer:
             )
         return record
 
-    def _is_there(self, record: Record) -> bool:
+    def _is_there(self, record: OwnerRecord) -> bool:
         """Tell whether a claim's CDI spec exists in the current folder, and its metadata."""
         where = document.path(self._options.cdi_folder, record.driver, record.uid)
         needed = [where]
@@ -195,13 +195,13 @@ class ClaimPreparer:
         where = self._metadata(driver)
         return metadata.described(found, self._devices, driver, ref, claim, where)
 
-    def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> Record:
+    def _give(self, driver: str, ref: Ref, claim: Mapping[str, Any]) -> OwnerRecord:
         """Prepare a new claim; if that fails, roll it back and raise a GpuhookError.
 
         All checks come before the first change.
         """
         found, texts = self._found(driver, ref, claim)
-        record = Record(
+        record = OwnerRecord(
             driver,
             ref["uid"],
             ref["namespace"],
@@ -234,7 +234,7 @@ class ClaimPreparer:
             self._tell(str(error))
 
     def _bring(
-        self, record: Record, found: Sequence[AllocationResult], texts: Mapping[str, str]
+        self, record: OwnerRecord, found: Sequence[AllocationResult], texts: Mapping[str, str]
     ) -> None:
         """Make all changes of a record, and write the metadata and the CDI spec; repeatable."""
         edits = self._effects.begin(record)
@@ -243,12 +243,12 @@ class ClaimPreparer:
             made = self._text(record.driver, [_with(each.given, edits) for each in found])
             document.write(record.document, made)  # protects: dra-document
 
-    def _text(self, driver: str, given: Sequence[Given]) -> str:
+    def _text(self, driver: str, given: Sequence[ClaimDevice]) -> str:
         return document.text(driver, given, self._options, self._config) if given else ""
 
     def _renew(
-        self, record: Record, found: Sequence[AllocationResult], texts: Mapping[str, str]
-    ) -> Record:
+        self, record: OwnerRecord, found: Sequence[AllocationResult], texts: Mapping[str, str]
+    ) -> OwnerRecord:
         """Write the missing CDI spec of a completed claim again."""
         if tuple(each.held for each in found) != record.devices:
             raise PluginError(
@@ -263,7 +263,7 @@ class ClaimPreparer:
 
     # Conflicts --------------------------------------------------------------------------------
 
-    def _check_free(self, record: Record) -> None:
+    def _check_free(self, record: OwnerRecord) -> None:
         """Raise RequestError if another owner has one of a claim's devices."""
         wanted = [each for each in record.devices if not each.admin]
         if not wanted:
@@ -286,7 +286,7 @@ class ClaimPreparer:
         self._check_shares(record.driver, wanted, others)
         self._check_pods([(ours, held, each) for ours, held, each in found if each.owner == POD])
 
-    def _check_claims(self, taken: Sequence[tuple[Held, Record]]) -> None:
+    def _check_claims(self, taken: Sequence[tuple[HeldDevice, OwnerRecord]]) -> None:
         """Raise TakenError if other claims have the devices."""
         if taken:
             ours, record = taken[0]
@@ -300,7 +300,9 @@ class ClaimPreparer:
                 "minutes the device is free",
             )
 
-    def _check_shares(self, driver: str, wanted: Sequence[Held], others: Sequence[Record]) -> None:
+    def _check_shares(
+        self, driver: str, wanted: Sequence[HeldDevice], others: Sequence[OwnerRecord]
+    ) -> None:
         """Raise TakenError if the shares of a device exceed its memory."""
         every = [held for record in others for held in record.devices]
         memory = {each.name: each.memory for each in self._devices.look() if each.driver == driver}
@@ -315,7 +317,7 @@ class ClaimPreparer:
                     "The pod can start when pods with other shares of it have ended",
                 )
 
-    def _check_pods(self, taken: Sequence[tuple[Held, Held, Record]]) -> None:
+    def _check_pods(self, taken: Sequence[tuple[HeldDevice, HeldDevice, OwnerRecord]]) -> None:
         """Raise RequestError if pods of the device plugin have the devices, as the kubelet reports.
 
         Devices that no pod has any more are freed.
@@ -337,7 +339,7 @@ class ClaimPreparer:
 
     # Deleted claims ---------------------------------------------------------------------------
 
-    def _free_gone(self, holders: Sequence[Record]) -> bool:
+    def _free_gone(self, holders: Sequence[OwnerRecord]) -> bool:
         """Unprepare claims that were deleted from the cluster; tell whether there were any.
 
         A kubelet that has lost its own folder never requests that. The kubelet must report that no
@@ -366,7 +368,7 @@ class ClaimPreparer:
                     self._records.write(replace(record, gone=now()))
         return freed
 
-    def _is_gone(self, record: Record) -> bool:
+    def _is_gone(self, record: OwnerRecord) -> bool:
         """Tell whether the API server reports that a claim has none of its prepared devices."""
         try:
             claim = self._claims.claim(record.namespace, record.name, record.uid)
@@ -396,7 +398,7 @@ class ClaimPreparer:
         for path in {usual, (record and record.document) or usual}:  # the option may have changed
             document.remove(path)
         metadata.remove(self._metadata(driver), uid)
-        self._records.forget(Record(driver, uid, "", "", "", "").key)
+        self._records.forget(OwnerRecord(driver, uid, "", "", "", "").key)
 
     def sweep(self) -> None:
         """Unprepare leftover claims: of earlier boots, abandoned ones, and deleted ones."""
@@ -427,7 +429,7 @@ class ClaimPreparer:
         self._free_gone(current)
 
 
-def _is_unused(record: Record, used: Used) -> bool:
+def _is_unused(record: OwnerRecord, used: DevicesInUse) -> bool:
     """Tell whether no pod has a claim's devices, listed by the kubelet or not.
 
     If a user removes a claim's finalizer and deletes it, its pod keeps the devices, and the kubelet
@@ -439,12 +441,14 @@ def _is_unused(record: Record, used: Used) -> bool:
     return not is_listed and not names & used.ids
 
 
-def _is_stale(record: Record) -> bool:
+def _is_stale(record: OwnerRecord) -> bool:
     """Tell whether a claim's preparation was started and abandoned."""
     return record.state == STARTED and now() - record.at >= _STALE
 
 
-def _with(given: Given, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]) -> Given:
+def _with(
+    given: ClaimDevice, edits: Sequence[tuple[Sequence[str], Mapping[str, list[Any]]]]
+) -> ClaimDevice:
     """Return a device with the CDI edits of its changes."""
     more = {key: [*values] for key, values in given.more.items()}
     for devices, each in edits:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpuhook.base.errors import GpuhookError
 from gpuhook.cluster.dra import versions
-from gpuhook.cluster.dra.api_client import APPLY, ApiError, Client, segment
+from gpuhook.cluster.dra.api_client import APPLY, ApiClient, ApiError, segment
 from gpuhook.cluster.dra.claim_preparer import ClaimGoneError
 
 Object = dict[str, Any]
@@ -18,7 +18,7 @@ _MOST_DEVICES = 32  # of a claim's status
 _LONGEST_MANAGER = 128
 
 
-class Cluster:
+class ClusterClaims:
     """The claims of one cluster, for the plugin of ``node``.
 
     For one thread at a time; usable after a fork. ``tell`` gets a sentence for each failed report.
@@ -26,7 +26,7 @@ class Cluster:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         node: str,
         tell: Callable[[str], None],
         patience: float = _PATIENCE,

@@ -25,7 +25,7 @@ _SOURCES = ("FromClass", "FromClaim")  # the later overrides the earlier
 
 
 @dataclass(frozen=True)
-class Wish:
+class DeviceConfig:
     """The configuration of one device: its memory limit, and its vendor's own settings."""
 
     memory: Size | None = None
@@ -39,7 +39,7 @@ def wish(
     names: ModuleType,
     *,
     is_part: bool,
-) -> Wish:
+) -> DeviceConfig:
     """Return the configuration in an allocation's ``configs`` for a device of one request.
 
     ``request`` has the form of a result, with its subrequest. RequestError for an invalid one.
@@ -74,7 +74,7 @@ def wish(
                 "got another kind of device",
                 "Correct the claim's configuration",
             )
-    return Wish(memory, plan)
+    return DeviceConfig(memory, plan)
 
 
 def _rank(config: Mapping[str, Any]) -> int:

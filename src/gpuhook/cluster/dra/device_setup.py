@@ -10,13 +10,13 @@ from typing import Any
 from gpuhook.base.errors import DriverError, GpuhookError, NoDriverError, RequestError
 from gpuhook.cluster import vendor_parts
 from gpuhook.cluster.dra.allocation_result import AllocationResult
-from gpuhook.cluster.dra.devices import Devices
+from gpuhook.cluster.dra.devices import DeviceRegistry
 from gpuhook.cluster.vendor_parts import ClaimConfig
 from gpuhook.core.inventory.model import Device
 from gpuhook.core.records import leases, records
 from gpuhook.monitor.ledger import settings
-from gpuhook.monitor.ledger.records import Record, Setting
-from gpuhook.monitor.ledger.settings import Settings
+from gpuhook.monitor.ledger.records import ChangedSetting, OwnerRecord
+from gpuhook.monitor.ledger.settings import SettingsLedger
 from gpuhook.vendors import registry
 
 _FOLDER = "dra"  # for claims' programs, in the state folder; a socket's path must be short
@@ -29,14 +29,14 @@ Tell = Callable[[str], None]
 class Effects:
     """The changes of devices for claims."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: DeviceRegistry) -> None:
         self._devices = devices
         self._config = devices.config
-        self._settings = Settings(self._config, self._inventory)
+        self._settings = SettingsLedger(self._config, self._inventory)
 
     def planned(
         self, given: Sequence[AllocationResult], driver: str, uid: str
-    ) -> tuple[tuple[Setting, ...], list[Effect]]:
+    ) -> tuple[tuple[ChangedSetting, ...], list[Effect]]:
         """Return the settings to change and the programs to start for a claim.
 
         A GpuhookError if any of it isn't possible. Nothing is changed yet.
@@ -46,7 +46,7 @@ class Effects:
             if each.plan:
                 pair = each.given.device, each.plan
                 by_vendor.setdefault(each.held.vendor, []).append(pair)
-        changed: tuple[Setting, ...] = ()
+        changed: tuple[ChangedSetting, ...] = ()
         effects: list[Effect] = []
         for vendor, wanted in by_vendor.items():
             module, inventory = self._module(vendor), self._inventory(vendor)
@@ -58,7 +58,7 @@ class Effects:
 
     def _changes(
         self, vendor: str, module: ClaimConfig, wanted: Sequence[tuple[Device, Any]]
-    ) -> tuple[Setting, ...]:
+    ) -> tuple[ChangedSetting, ...]:
         values = settings.wanted_of([(device, module.settings(plan)) for device, plan in wanted])
         found = self._settings.planned(vendor, values)
         driver = settings.module(self._config, vendor)
@@ -81,7 +81,7 @@ class Effects:
         every = records.read_every(self._config.state_dir, devices[0].label)
         leases.refuse(wanted, every, self._config.exclusive)  # protects: dra-exclusive
 
-    def begin(self, record: Record) -> list[tuple[list[str], dict[str, list[Any]]]]:
+    def begin(self, record: OwnerRecord) -> list[tuple[list[str], dict[str, list[Any]]]]:
         """Make all changes of a record; return groups of device ids with their CDI edits.
 
         Changes that were already made are made again. A GpuhookError if one fails.
@@ -94,7 +94,7 @@ class Effects:
             found.append((effect["devices"], edits))
         return found
 
-    def undo(self, record: Record, tell: Tell) -> None:
+    def undo(self, record: OwnerRecord, tell: Tell) -> None:
         """Roll back all changes of a record; a DriverError if that has to be tried again.
 
         ``tell`` gets a sentence for each change that can't be rolled back. Without a driver, its
@@ -118,7 +118,7 @@ class Effects:
                 raise DriverError(failure.cause, failure.remedy)
             tell(f"Claim {record.claim} is unprepared nevertheless: {failure.cause}")
 
-    def look_after(self, claims: Iterable[Record], tell: Tell) -> None:
+    def look_after(self, claims: Iterable[OwnerRecord], tell: Tell) -> None:
         """Start programs of claims again that have ended by themselves."""
         for record in claims:
             for effect in record.effects:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuhook.base.config.model import Config
 from gpuhook.cluster.dra import slices as dra
-from gpuhook.cluster.dra.slices import Choices, Driver, Trouble
+from gpuhook.cluster.dra.slices import Choices, HealthProblem, SliceDriver
 from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
 from gpuhook.cluster.vendors import slices
 from gpuhook.core.cdi.names import is_device
@@ -20,7 +20,7 @@ from gpuhook.monitor.ledger.records import Records
 
 
 @dataclass(frozen=True)
-class Known:
+class ClaimableDevice:
     """A device that claims may name.
 
     ``name`` is the name in the slice and ``driver`` the driver's; ``vendor`` is the vendor's name
@@ -49,7 +49,7 @@ class Known:
     is_withheld: bool = False
 
 
-class Devices:
+class DeviceRegistry:
     """All devices of all vendors, updated by the supervisor's loop, which calls ``tend``.
 
     ``look``, ``drivers`` and ``objects`` never query a driver or wait: they return known data. The
@@ -71,9 +71,9 @@ class Devices:
         self.observed = DeviceMonitor(config, recovery, interval, chosen or {}, tell, linked=False)
         self._tell = tell
         self._warnings: list[str] = []
-        self._drivers: dict[str, Driver] = {}
-        self._troubled: dict[str, Driver] = {}
-        self._known: list[Known] = []
+        self._drivers: dict[str, SliceDriver] = {}
+        self._troubled: dict[str, SliceDriver] = {}
+        self._known: list[ClaimableDevice] = []
         self._names: dict[str, None] = {}  # of drivers
         self._records = Records(config.state_dir)
         self._shared: set[tuple[str, str]] = set()  # by MPS: vendors and the inventory's ids
@@ -98,7 +98,7 @@ class Devices:
         self._known = _known(self._troubled)
         return True
 
-    def look(self) -> list[Known]:
+    def look(self) -> list[ClaimableDevice]:
         """Return all currently known devices."""
         return self._known
 
@@ -113,7 +113,7 @@ class Devices:
         """
         return dra.rendered(self._troubled, replace(self.choices, kubernetes=kubernetes))
 
-    def found(self, known: Known) -> tuple[Vendor, Inventory]:
+    def found(self, known: ClaimableDevice) -> tuple[Vendor, Inventory]:
         """Return a device's vendor, and the inventory that contains it."""
         return self._troubled[known.driver].vendors[known.name]
 
@@ -122,7 +122,7 @@ class Devices:
         its = self._troubled[driver]
         return dra.attributes(its, its.devices[name])
 
-    def failure(self, known: Known) -> str:
+    def failure(self, known: ClaimableDevice) -> str:
         """Return the failure of a device's driver as a whole, "" if it answers."""
         failure = self.observed.machine.failures().get(known.vendor)
         return "" if failure is None else failure.cause
@@ -137,7 +137,7 @@ class Devices:
                 self._tell(warning)
         self._warnings = warnings
 
-    def _troubles(self) -> dict[str, Trouble]:
+    def _troubles(self) -> dict[str, HealthProblem]:
         vendors = {
             device.id: vendor.names
             for vendor, inventory in self.observed.machine.found
@@ -147,11 +147,11 @@ class Devices:
         for device, reason in self.observed.reasons().items():
             event = self.observed.event(device)
             its = slices.of(vendors[device])
-            found[device] = Trouble(reason, *its.taint(event), its.effect(event))
+            found[device] = HealthProblem(reason, *its.taint(event), its.effect(event))
         return found
 
 
-def _known(drivers: Mapping[str, Driver]) -> list[Known]:
+def _known(drivers: Mapping[str, SliceDriver]) -> list[ClaimableDevice]:
     found = []
     for driver in drivers.values():
         for each in driver.devices.values():
@@ -160,7 +160,7 @@ def _known(drivers: Mapping[str, Driver]) -> list[Known]:
             kind = str(vendor.names.KIND)
             name = each.id if is_device(each.id) else device.label if device else ""
             found.append(
-                Known(
+                ClaimableDevice(
                     each.name,
                     driver.name,
                     vendor.names.NAME,

@@ -11,7 +11,7 @@ from gpuhook.base.config.model import DEFAULT_PATH, Config
 from gpuhook.base.errors import CdiError
 from gpuhook.base.host import files as host_files
 from gpuhook.cluster.device_plugin.documents import on_host
-from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.options import DraOptions
 from gpuhook.core.cdi import versions
 from gpuhook.core.cdi.names import file_stem
 from gpuhook.core.contract import Vendor
@@ -19,7 +19,7 @@ from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.monitor.host.driver_program import our_program
 
 if TYPE_CHECKING:
-    from gpuhook.core.cdi.generate import Source
+    from gpuhook.core.cdi.generate import SpecSource
 
 _CLASS = "claim"
 _DOMAIN = "k8s."  # before the driver's name, as NVIDIA's driver has it: k8s.gpu.nvidia.com/claim
@@ -28,7 +28,7 @@ _LONGEST = 255  # bytes of a file's name
 
 
 @dataclass(frozen=True)
-class Given:
+class ClaimDevice:
     """A device in a claim's CDI spec: its name there, its vendor, and additional edits.
 
     ``with_hook`` is whether gpuhook's hook has to run even if the device has only nodes.
@@ -63,12 +63,12 @@ def uids(folder: str, driver: str) -> list[str]:
     return [match[1] or match[2] for match in map(pattern.fullmatch, names) if match]
 
 
-def text(driver: str, given: Sequence[Given], options: Options, config: Config) -> str:
+def text(driver: str, given: Sequence[ClaimDevice], options: DraOptions, config: Config) -> str:
     """Return the text of a claim's CDI spec; a GpuhookError if that can't be made.
 
     A device that can't be used, or whose nodes are missing, is such an error.
     """
-    from gpuhook.core.cdi.generate import Source, tidy  # noqa: PLC0415 - only in a claim's child
+    from gpuhook.core.cdi.generate import SpecSource, tidy  # noqa: PLC0415 - only in a claim's child
     from gpuhook.tools.cdi import write as writing  # noqa: PLC0415
 
     devices: list[dict[str, Any]] = []
@@ -76,12 +76,12 @@ def text(driver: str, given: Sequence[Given], options: Options, config: Config) 
     remedy = "Reinstall gpuhook, so that its programs are in one folder"
     hook = options.cdi_hook_path or our_program(ours.CDI_HOOK, remedy)
     own = config.path and os.path.abspath(config.path)
-    sources: dict[str, Source] = {}
+    sources: dict[str, SpecSource] = {}
     for each in given:
         name = each.vendor.names.NAME
         if name not in sources:
             config_path = own if own != DEFAULT_PATH else None
-            sources[name] = Source(each.vendor, each.inventory, config, hook, config_path)
+            sources[name] = SpecSource(each.vendor, each.inventory, config, hook, config_path)
             _join(common, sources[name].common())
         _check(each, sources[name])
         edits: dict[str, list[Any]] = {}
@@ -117,7 +117,7 @@ def remove(where: str) -> None:
         ) from None
 
 
-def _check(given: Given, source: "Source") -> None:
+def _check(given: ClaimDevice, source: "SpecSource") -> None:
     """Raise CdiError for an unusable device; a node may have been removed just now."""
     device, inventory = given.device, given.inventory
     whole = next((each for each in inventory.devices if each.id == device.parent), None)

@@ -17,7 +17,7 @@ from typing import Any
 from gpuhook.base.errors import PluginError, RequestError, shown
 from gpuhook.base.host import files
 from gpuhook.cluster.dra.allocation_result import MOUNT_OPTIONS, AllocationResult, Ref
-from gpuhook.cluster.dra.devices import Devices
+from gpuhook.cluster.dra.devices import DeviceRegistry
 
 _API = "metadata.resource.k8s.io"
 _VERSIONS = ("v1beta1", "v1alpha1")
@@ -45,7 +45,7 @@ def paths(where: str, uid: str, requests: Sequence[str]) -> list[str]:
 
 def described(
     found: Sequence[AllocationResult],
-    devices: Devices,
+    devices: DeviceRegistry,
     driver: str,
     ref: Ref,
     claim: Mapping[str, Any],

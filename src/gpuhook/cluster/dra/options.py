@@ -16,7 +16,7 @@ def short(instance: str) -> str:
 
 
 @dataclass(frozen=True)
-class Options:
+class DraOptions:
     """Folders, and intervals.
 
     ``plugins`` and ``registry`` are the kubelet's folders. ``instance`` distinguishes this process

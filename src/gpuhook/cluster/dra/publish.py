@@ -15,10 +15,10 @@ from contextlib import closing, suppress
 from typing import Any, Protocol, Self
 
 from gpuhook.base.errors import GpuhookError, PluginError
-from gpuhook.base.state_directory import Lock, StateDirectory
+from gpuhook.base.state_directory import StateDirectory, StateLock
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.api_client import Client
-from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER, Keeper
+from gpuhook.cluster.dra.api_client import ApiClient
+from gpuhook.cluster.dra.slice_reconciler import APART, TOGETHER, SliceReconciler
 from gpuhook.cluster.dra.slices import COUNTERS_APART, OLDEST
 from gpuhook.monitor.host.child import BackOff, Clock, Tell
 
@@ -30,7 +30,7 @@ _PAUSES = (1.0, 30.0)  # seconds until a restart after a failure: the first paus
 _LIVED = 60.0  # seconds after which a failure counts as the first one
 
 
-class Described(Protocol):
+class NodeDevices(Protocol):
     """The node's devices, with the taints of unhealthy ones. Its methods never block."""
 
     def objects(self, kubernetes: tuple[int, int]) -> Sequence[Object]:
@@ -40,7 +40,7 @@ class Described(Protocol):
         """Return the names of all drivers that this node has, or had."""
 
 
-def wanted(devices: Described) -> dict[str, Any]:
+def wanted(devices: NodeDevices) -> dict[str, Any]:
     """Return the input of a publisher, as JSON values."""
     slices = {
         form: [each for each in devices.objects(release) if each["kind"] == "ResourceSlice"]
@@ -113,7 +113,7 @@ class Publisher:
             time.sleep(back_off.grow())
 
     def _publish(self) -> None:
-        keeper = Keeper(Client(self._access), self._node, self._tell, self._clock)
+        keeper = SliceReconciler(ApiClient(self._access), self._node, self._tell, self._clock)
         with _LeaderLock(self._lock) as turn, closing(keeper):
             while True:
                 may_write = turn.take()
@@ -136,7 +136,7 @@ class _LeaderLock:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._held: Lock | None = None
+        self._held: StateLock | None = None
 
     def __enter__(self) -> Self:
         return self

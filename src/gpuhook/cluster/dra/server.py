@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuhook.base.errors import listed, shown
 from gpuhook.cluster.dra import api
-from gpuhook.cluster.dra.options import Options, short
+from gpuhook.cluster.dra.options import DraOptions, short
 from gpuhook.cluster.dra.publish import Publisher
 from gpuhook.cluster.kubelet_endpoint import folder
 from gpuhook.cluster.kubelet_endpoint.server import Endpoint, EndpointServer
@@ -157,7 +157,7 @@ class ClaimServer(EndpointServer):
     """The server of all drivers; ``publisher`` publishes their devices meanwhile."""
 
     def __init__(
-        self, options: Options, publisher: Publisher | None, supervisor: int, tell: Tell
+        self, options: DraOptions, publisher: Publisher | None, supervisor: int, tell: Tell
     ) -> None:
         super().__init__(supervisor, tell, ())
         self.options = options

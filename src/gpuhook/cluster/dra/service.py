@@ -11,14 +11,14 @@ from typing import Any
 
 from gpuhook.base.errors import PluginError, shown
 from gpuhook.cluster.dra.claim_preparer import ClaimPreparer, Claims
-from gpuhook.cluster.dra.devices import Devices
-from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.devices import DeviceRegistry
+from gpuhook.cluster.dra.options import DraOptions
 from gpuhook.cluster.dra.publish import Publisher, wanted
-from gpuhook.cluster.dra.work import TIMEOUT, Job
+from gpuhook.cluster.dra.work import TIMEOUT, ClaimJob
 from gpuhook.cluster.kubelet_endpoint import supervisor
 from gpuhook.cluster.kubelet_endpoint.supervisor import EndpointSupervisor, Signals, give_back, tell
 from gpuhook.monitor import kubelet
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 from gpuhook.monitor.ledger.records import Records
 from gpuhook.monitor.service_metrics import Calls
 
@@ -32,30 +32,30 @@ _UNKNOWN, _HEALTHY, _UNHEALTHY = 0, 1, 2  # as in api, which this process doesn'
 
 
 def run(
-    devices: Devices,
-    options: Options,
+    devices: DeviceRegistry,
+    options: DraOptions,
     claims: Claims,
     publisher: Publisher | None,
-    followed: Followed | None = None,
+    followed: FollowedConfig | None = None,
 ) -> int:
     """Serve this node's kubelet, as ``supervisor.run``; return the exit status."""
     give_back()  # before children are started, which would share the pages
     return supervisor.run(
-        lambda signals: Supervisor(devices, options, claims, publisher, signals, followed)
+        lambda signals: DraSupervisor(devices, options, claims, publisher, signals, followed)
     )
 
 
-class Supervisor(EndpointSupervisor):
+class DraSupervisor(EndpointSupervisor):
     """The supervisor of ``gpuhook dra``."""
 
     def __init__(
         self,
-        devices: Devices,
-        options: Options,
+        devices: DeviceRegistry,
+        options: DraOptions,
         claims: Claims,
         publisher: Publisher | None,
         signals: Signals,
-        followed: Followed | None,
+        followed: FollowedConfig | None,
     ) -> None:
 
         def serve(fd: int) -> int:
@@ -78,12 +78,12 @@ class Supervisor(EndpointSupervisor):
         self._handing = ClaimPreparer(
             devices, claims, options, partial(in_use, options.pod_resources)
         )
-        self._jobs: list[Job] = []
+        self._jobs: list[ClaimJob] = []
         # Calls that wait for a free slot, each with the time until which the kubelet waits.
         self._calls: list[tuple[float, Mapping[str, Any]]] = []
         self._old: set[str] = set()  # drivers that served claims before
         self._sweep_at = 0.0
-        self._dying: list[Job] = []
+        self._dying: list[ClaimJob] = []
 
     def _look(self) -> None:
         self._devices.tend()
@@ -124,7 +124,7 @@ class Supervisor(EndpointSupervisor):
         ]
         return [*times, *(self._clock() + _POLL for _ in self._dying)]
 
-    def _workers(self) -> Sequence[Job]:
+    def _workers(self) -> Sequence[ClaimJob]:
         return self._jobs
 
     def _called(self, call: Mapping[str, Any]) -> None:
@@ -153,11 +153,11 @@ class Supervisor(EndpointSupervisor):
         what = (
             f"claim {shown(claim['namespace'])}/{shown(claim['name'])}" if claim else "old claims"
         )
-        job = Job(self._clock, call["call"], _about(call), what)
+        job = ClaimJob(self._clock, call["call"], _about(call), what)
         job.begin(self._handing, call["do"], call["driver"], claim)
         self._jobs.append(job)
 
-    def _take_from(self, job: Job) -> None:
+    def _take_from(self, job: ClaimJob) -> None:
         """Forward the messages of a claim's child, and remove the job if it has ended."""
         for sentence in job.sentences:
             tell(sentence)
@@ -199,7 +199,7 @@ def _about(call: Mapping[str, Any]) -> tuple[str, str]:
     return call["driver"], call["claim"].get("uid", "")
 
 
-def in_use(socket: str) -> kubelet.Used | None:
+def in_use(socket: str) -> kubelet.DevicesInUse | None:
     """Return the kubelet's list of pods' devices, None if it doesn't answer."""
     with suppress(PluginError):
         return kubelet.used(socket, _KUBELET)

@@ -41,7 +41,7 @@ _OURS = ("name", "attributes", "capacity", *GATES)  # fields of a device that mu
 
 
 @dataclass(frozen=True)
-class Write:
+class SliceWrite:
     """One request: an operation that makes the cluster's slice ``there`` equal to ``want``."""
 
     what: str
@@ -75,7 +75,7 @@ def plan(
     owner: Object,
     known: int,
     is_right: Callable[[Object, Object], bool],
-) -> tuple[list[Write], int]:
+) -> tuple[list[SliceWrite], int]:
     """Return the ordered requests that update a pool's slices, and the pool's generation.
 
     ``owner`` is the owner reference to the node, ``known`` the last known generation, and
@@ -98,7 +98,7 @@ def plan(
         newest = max(newest, 1) + 1 if there or known else 1
         wanted = _wanted(pool, node, owner, newest)
         writes = _writes(wanted, kept, is_right)
-    return [*(Write(DELETE, each, {}) for each in gone), *writes], max(newest, 1)
+    return [*(SliceWrite(DELETE, each, {}) for each in gone), *writes], max(newest, 1)
 
 
 def _wanted(pool: Pool, node: str, owner: Object, generation: int) -> list[Object]:
@@ -119,18 +119,18 @@ def _wanted(pool: Pool, node: str, owner: Object, generation: int) -> list[Objec
 
 def _writes(
     wanted: list[Object], kept: dict[int, Object], is_right: Callable[[Object, Object], bool]
-) -> list[Write]:
+) -> list[SliceWrite]:
     found = []
     for number, want in enumerate(wanted):
         there = kept.get(number)
         if there is None:
-            found.append(Write(CREATE, {}, want))
+            found.append(SliceWrite(CREATE, {}, want))
         elif not is_right(want, there):
-            found.append(Write(UPDATE, there, want))
+            found.append(SliceWrite(UPDATE, there, want))
     return found
 
 
-def updated(write: Write) -> Object:
+def updated(write: SliceWrite) -> Object:
     """Return the body of an update, with the current name, version and times of taints.
 
     Metadata that others have written stays.

@@ -13,8 +13,8 @@ from typing import Any
 
 from gpuhook.base.errors import GpuhookError
 from gpuhook.cluster.dra import slice_diff, versions
-from gpuhook.cluster.dra.api_client import ApiError, Client, Watch, segment
-from gpuhook.cluster.dra.slice_diff import CREATE, DELETE, GATES, Write
+from gpuhook.cluster.dra.api_client import ApiClient, ApiError, WatchStream, segment
+from gpuhook.cluster.dra.slice_diff import CREATE, DELETE, GATES, SliceWrite
 from gpuhook.cluster.dra.slices import COUNTERS_APART
 from gpuhook.monitor.host.child import BackOff
 
@@ -36,7 +36,7 @@ _GONE = 410  # HTTP: the version to resume from isn't available any more
 _STALE = (0, 404, 409, 410)  # and from 500 on: our copy of the slices may be wrong
 
 
-class Keeper:
+class SliceReconciler:
     """The controller of one node's slices; ``tend`` does due work, ``deadline`` says when.
 
     ``tell`` gets a sentence for each problem and notice. ``clock`` returns seconds.
@@ -44,7 +44,7 @@ class Keeper:
 
     def __init__(
         self,
-        client: Client,
+        client: ApiClient,
         node: str,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +66,7 @@ class Keeper:
         self._own: deque[str] = deque(maxlen=_OWN)  # versions that we have written
         self._release = (0, 0)
         self._lacking: set[str] = set()  # fields that the cluster drops
-        self._watch: Watch | None = None
+        self._watch: WatchStream | None = None
         self._resumes = ""  # the version that a watch resumes from, "" to list again
         self._began = self._heard = 0.0
         self._due: float | None = None
@@ -126,7 +126,7 @@ class Keeper:
         quiet = self._heard + _SILENCE
         return max(self._again, quiet if self._due is None else min(quiet, self._due))
 
-    def watch(self) -> Watch | None:
+    def watch(self) -> WatchStream | None:
         """Return the watch; when it is readable, ``tend`` is due. None if there is none yet."""
         return self._watch if self._clock() >= self._again else None
 
@@ -250,7 +250,7 @@ class Keeper:
             pool = spec.get("pool") or {}
             place = theirs.get((spec["driver"], str(pool.get("name"))))
             if place is None:
-                writes.append(Write(DELETE, each, {}))
+                writes.append(SliceWrite(DELETE, each, {}))
             else:
                 place.append(each)
         for one in wanted:
@@ -294,7 +294,7 @@ class Keeper:
             }
         return self._owner
 
-    def _write(self, write: Write) -> bool:
+    def _write(self, write: SliceWrite) -> bool:
         """Make one request; tell whether the cluster kept all of it."""
         path, there = self._path(), write.there
         if write.what != CREATE:

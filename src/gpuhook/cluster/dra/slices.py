@@ -13,7 +13,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, RequestError, shown
 from gpuhook.cluster.vendors import slices
-from gpuhook.cluster.vendors.slices import DeviceClass, Published, Value, Version
+from gpuhook.cluster.vendors.slices import DeviceClass, PublishedDevice, Value, Version
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor import memory_limit_support
@@ -44,7 +44,8 @@ class Choices:
     """The administrator's choices: names, and the version of Kubernetes.
 
     ``drivers`` are by vendor; an empty ``pool`` means the node's name. ``shares`` has each vendor's
-    value for ``Published.shares``. ``lists`` is whether the cluster accepts attributes with lists.
+    value for ``PublishedDevice.shares``. ``lists`` is whether the cluster accepts attributes with
+    lists.
     """
 
     node: str
@@ -57,14 +58,14 @@ class Choices:
 
 
 @dataclass
-class Driver:
+class SliceDriver:
     """The devices that one driver publishes, of one vendor or of several with the same driver name.
 
     ``vendors`` has each device's vendor, by the device's name.
     """
 
     name: str
-    devices: dict[str, Published] = field(default_factory=dict)
+    devices: dict[str, PublishedDevice] = field(default_factory=dict)
     counters: dict[str, Mapping[str, int]] = field(default_factory=dict)
     vendors: dict[str, tuple[Vendor, Inventory]] = field(default_factory=dict)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Driver:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class HealthProblem:
     """The reason why a device is unhealthy, with its taint.
 
     The taint has a key (here without its domain), a value and an effect.
@@ -85,7 +86,7 @@ class Trouble:
 
 
 # Each driver's devices, by the driver's name and theirs, as ``described`` returns them.
-Drivers = Mapping[str, "Driver"]
+Drivers = Mapping[str, "SliceDriver"]
 
 
 def objects(
@@ -101,13 +102,13 @@ def objects(
 
 def described(
     found: Sequence[tuple[Vendor, Inventory]], choices: Choices, config: Config
-) -> tuple[dict[str, "Driver"], list[str]]:
+) -> tuple[dict[str, "SliceDriver"], list[str]]:
     """Return what each driver publishes, by its name, and warnings; raises as ``objects``.
 
     May query drivers, in children with a time limit.
     """
     _check(choices)
-    drivers: dict[str, Driver] = {}
+    drivers: dict[str, SliceDriver] = {}
     warnings: list[str] = []
     for vendor, inventory in found:
         try:
@@ -121,7 +122,7 @@ def described(
     return drivers, warnings
 
 
-def troubled(drivers: Drivers, troubles: Mapping[str, Trouble]) -> dict[str, "Driver"]:
+def troubled(drivers: Drivers, troubles: Mapping[str, HealthProblem]) -> dict[str, "SliceDriver"]:
     """Return the drivers with taints on unhealthy devices; ``troubles`` are by inventory id."""
     found = {}
     for name, driver in drivers.items():
@@ -141,7 +142,7 @@ def troubled(drivers: Drivers, troubles: Mapping[str, Trouble]) -> dict[str, "Dr
     return found
 
 
-def withheld(drivers: Drivers, taken: Collection[tuple[str, str]]) -> dict[str, "Driver"]:
+def withheld(drivers: Drivers, taken: Collection[tuple[str, str]]) -> dict[str, "SliceDriver"]:
     """Return the drivers without offering devices that another program of this node shares.
 
     ``taken`` are pairs of a vendor and the inventory's id. What could be made of such a device is
@@ -202,7 +203,7 @@ def driver_of(vendor: Vendor, choices: Choices) -> str:
 
 
 def _collect(
-    drivers: dict[str, Driver],
+    drivers: dict[str, SliceDriver],
     vendor: Vendor,
     inventory: Inventory,
     root: Rootfs,
@@ -213,7 +214,7 @@ def _collect(
     name = driver_of(vendor, choices)
     answers = slices.of(vendor.names)
     offer = answers.offer(config, inventory, root, dynamic=choices.dynamic)
-    driver = drivers.setdefault(name, Driver(name))
+    driver = drivers.setdefault(name, SliceDriver(name))
     warnings = [*offer.warnings]
     for device in offer.devices:
         if vendor.names.NAME in choices.shares:
@@ -235,8 +236,8 @@ def _collect(
 
 
 def _shared(
-    given: Published, vendor: Vendor, inventory: Inventory, choices: Choices, config: Config
-) -> tuple[Published, list[str]]:
+    given: PublishedDevice, vendor: Vendor, inventory: Inventory, choices: Choices, config: Config
+) -> tuple[PublishedDevice, list[str]]:
     """Return a device as several claims may share it, and the reason if it isn't shared.
 
     A share is a memory limit, so the device must enforce one. Partitions aren't shared.
@@ -279,7 +280,7 @@ def _class(given: DeviceClass, served: set[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _slices(driver: Driver, choices: Choices) -> Iterator[dict[str, Any]]:
+def _slices(driver: SliceDriver, choices: Choices) -> Iterator[dict[str, Any]]:
     # protects: dra-mps-not-published
     devices = [each for each in driver.devices.values() if not each.withheld]
     apart = choices.kubernetes >= COUNTERS_APART
@@ -301,7 +302,7 @@ def _slices(driver: Driver, choices: Choices) -> Iterator[dict[str, Any]]:
         }
 
 
-def _apart(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
+def _apart(driver: SliceDriver, devices: list[PublishedDevice]) -> Iterator[dict[str, Any]]:
     """Yield the contents of slices for 1.35 and later: either counters or devices."""
     used = {device.counters for device in devices}
     names = [name for name in driver.counters if name in used]
@@ -311,7 +312,7 @@ def _apart(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]
         yield {"devices": [_device(driver, device) for device in group]}
 
 
-def _together(driver: Driver, devices: list[Published]) -> Iterator[dict[str, Any]]:
+def _together(driver: SliceDriver, devices: list[PublishedDevice]) -> Iterator[dict[str, Any]]:
     """Yield the contents of slices for 1.34: counters together with all devices that use them."""
     alone = [[device] for device in devices if not device.counters]
     users = [[each for each in devices if each.counters == name] for name in driver.counters]
@@ -322,10 +323,12 @@ def _together(driver: Driver, devices: list[Published]) -> Iterator[dict[str, An
 
 
 def _groups(
-    together: Iterable[list[Published]], counters: Mapping[str, Mapping[str, int]], driver: Driver
-) -> Iterator[list[Published]]:
+    together: Iterable[list[PublishedDevice]],
+    counters: Mapping[str, Mapping[str, int]],
+    driver: SliceDriver,
+) -> Iterator[list[PublishedDevice]]:
     """Yield the devices of each slice in order; the devices of one list stay in one slice."""
-    group: list[Published] = []
+    group: list[PublishedDevice] = []
     for devices in together:
         if group and not _fits([*group, *devices], counters, driver):
             yield group
@@ -336,7 +339,7 @@ def _groups(
 
 
 def _fits(
-    group: list[Published], counters: Mapping[str, Mapping[str, int]], driver: Driver
+    group: list[PublishedDevice], counters: Mapping[str, Mapping[str, int]], driver: SliceDriver
 ) -> bool:
     sets = {device.counters for device in group if device.counters in counters}
     counted = any(
@@ -355,18 +358,18 @@ def _has_list(facts: Mapping[str, Value]) -> bool:
     return any(isinstance(each, tuple) for each in facts.values())
 
 
-def _sets(driver: Driver, names: Sequence[str]) -> list[dict[str, Any]]:
+def _sets(driver: SliceDriver, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"name": name, "counters": _counts(driver.counters[name])} for name in names]
 
 
-def attributes(driver: Driver, given: Published) -> dict[str, Any]:
+def attributes(driver: SliceDriver, given: PublishedDevice) -> dict[str, Any]:
     """Return the attributes of a driver's device, with their types; pure."""
     facts = {**given.attributes, **driver.places[given.name]}
     space = _MOST_FACTS - len(given.capacity)
     return {name: _value(value) for name, value in [*facts.items()][:space]}
 
 
-def _device(driver: Driver, given: Published) -> dict[str, Any]:
+def _device(driver: SliceDriver, given: PublishedDevice) -> dict[str, Any]:
     made: dict[str, Any] = {"name": given.name, "attributes": attributes(driver, given)}
     if given.capacity:
         made["capacity"] = _counts(given.capacity)

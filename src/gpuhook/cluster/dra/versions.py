@@ -7,7 +7,7 @@ fields below ``basic``, and a request's without ``exactly``.
 from typing import Any
 
 from gpuhook.base.errors import PluginError
-from gpuhook.cluster.dra.api_client import ApiError, Client
+from gpuhook.cluster.dra.api_client import ApiClient, ApiError
 
 Object = dict[str, Any]
 
@@ -16,7 +16,7 @@ KNOWN = ("v1", "v1beta2", "v1beta1")  # the best first
 _PATIENCE = 10.0
 
 
-def served(client: Client, patience: float = _PATIENCE) -> str:
+def served(client: ApiClient, patience: float = _PATIENCE) -> str:
     """Return the best version that the cluster serves; PluginError for none that is known."""
     try:
         group = client.insist("GET", f"/apis/{GROUP}", patience)
@@ -35,7 +35,7 @@ def served(client: Client, patience: float = _PATIENCE) -> str:
     return found
 
 
-def release(client: Client, patience: float = _PATIENCE) -> tuple[int, int]:
+def release(client: ApiClient, patience: float = _PATIENCE) -> tuple[int, int]:
     """Return the API server's version, (1, 35); PluginError if it reports none."""
     said = client.insist("GET", "/version", patience)
     try:

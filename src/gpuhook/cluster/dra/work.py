@@ -23,7 +23,7 @@ _LONGEST_LINE = 16 << 20
 _LATE = "It took longer than {:g} seconds and was stopped; unfinished steps are rolled back later"
 
 
-class Job(JsonLineWorker):
+class ClaimJob(JsonLineWorker):
     """One job, in a separate child; ``call`` is the server's number of the call, 0 for none.
 
     ``about`` is the driver and the uid of its claim, "" for all.

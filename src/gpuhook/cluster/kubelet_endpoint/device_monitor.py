@@ -12,7 +12,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.cluster.kubelet_endpoint.health import Health
 from gpuhook.cluster.kubelet_endpoint.listener import Listener
 from gpuhook.cluster.vendors import cluster
-from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.cluster import VendorCluster
 from gpuhook.monitor import vendor_parts
 from gpuhook.monitor.host.uevents import KernelEvents, listen
 from gpuhook.monitor.machine import HostDevices
@@ -178,7 +178,7 @@ class DeviceMonitor:
                 return inventory
         return None
 
-    def cluster(self, names: Any) -> Cluster:
+    def cluster(self, names: Any) -> VendorCluster:
         """Return a vendor's functions for clusters, with its settings."""
         return cluster.of(names, self._chosen.get(names.NAME))
 
@@ -218,7 +218,7 @@ class DeviceMonitor:
                 self._fall_ill(event["lost"], f"it is lost: {event['why']}", event)
 
     def _hear_error(
-        self, module: vendor_parts.Events, inventory: Any, event: Mapping[str, Any]
+        self, module: vendor_parts.EventsModule, inventory: Any, event: Mapping[str, Any]
     ) -> None:
         what, words = module.judge(event, self._chosen.get(inventory.vendor))
         devices = module.concerned(inventory, event)

@@ -11,7 +11,7 @@ _MOST_DOUBLINGS = 4
 
 
 @dataclass
-class _Trouble:
+class _Failure:
     """A device's failure: the reason, when it was last reported, and the quiet time it needs."""
 
     reason: str
@@ -31,7 +31,7 @@ class Health:
     def __init__(self, recovery: float, clock: Callable[[], float]) -> None:
         self._recovery = recovery
         self._clock = clock
-        self._troubles: dict[str, _Trouble] = {}
+        self._troubles: dict[str, _Failure] = {}
         self._falls: dict[str, list[float]] = {}  # times of each device's failures in the last hour
 
     def reasons(self) -> dict[str, str]:
@@ -48,7 +48,7 @@ class Health:
         falls = [at for at in self._falls.get(device, ()) if now - at < _MEMORY]
         quiet = self._recovery * 2 ** min(len(falls), _MOST_DOUBLINGS)
         self._falls[device] = [*falls[-_MOST_DOUBLINGS:], now]
-        self._troubles[device] = _Trouble(reason, now, quiet)
+        self._troubles[device] = _Failure(reason, now, quiet)
         return True
 
     def due(self) -> float | None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from gpuhook.base.container.clib import Library
+from gpuhook.base.container.clib import CLibrary
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.kubelet_endpoint import folder
 from gpuhook.cluster.kubelet_endpoint.folder import Identity
@@ -45,7 +45,7 @@ _CHANGES = 0xC0 | 0x100 | 0x200 | 0x400 | 0x800
 
 Method = Callable[[Any, Any], Awaitable[Any]]
 
-_libc = Library()
+_libc = CLibrary()
 
 
 class Endpoint(ABC):

@@ -25,7 +25,7 @@ from gpuhook.base.host import proc
 from gpuhook.cluster.kubelet_endpoint.device_monitor import DeviceMonitor
 from gpuhook.cluster.kubelet_endpoint.folder import check_there
 from gpuhook.monitor import INSTALL
-from gpuhook.monitor.followed import Followed, report_ready
+from gpuhook.monitor.followed import FollowedConfig, report_ready
 from gpuhook.monitor.host.state_worker import Serve, StateWorker
 from gpuhook.monitor.service_metrics import Calls, ServiceMetrics
 
@@ -50,7 +50,7 @@ def tell(sentence: str) -> None:
         pass
 
 
-class Stopped(BaseException):
+class ShutdownSignal(BaseException):
     """SIGTERM or SIGINT was received: interrupts any waiting."""
 
 
@@ -89,7 +89,7 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        raise Stopped
+        raise ShutdownSignal
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.hangup = True
@@ -117,8 +117,8 @@ class EndpointSupervisor(ABC):
 
     ``serve`` is the work of the process that talks to the kubelet, and ``folders`` are the
     kubelet's. ``calls`` are its metrics, served at an address. ``followed`` is the configuration,
-    of which a change raises Changed. A supervisor that ``needs_devices`` ends if there are none at
-    the start.
+    of which a change raises ConfigChanged. A supervisor that ``needs_devices`` ends if there are
+    none at the start.
     """
 
     needs_devices = False
@@ -131,7 +131,7 @@ class EndpointSupervisor(ABC):
         calls: Calls,
         metrics_listen: str,
         folders: Sequence[str],
-        followed: Followed | None,
+        followed: FollowedConfig | None,
     ) -> None:
         self._signals = signals
         self._observed = observed
@@ -218,15 +218,15 @@ class EndpointSupervisor(ABC):
 def run(make: Callable[[Signals], EndpointSupervisor]) -> int:
     """Run a supervisor until SIGTERM or SIGINT; return the exit status.
 
-    Raises Changed if its configuration has changed since the start. PluginError if the packages for
-    talking to the kubelet are missing, or its folder was deleted.
+    Raises ConfigChanged if its configuration has changed since the start. PluginError if the
+    packages for talking to the kubelet are missing, or its folder was deleted.
     """
     check_packages()
     with Signals() as signals:
         supervisor = make(signals)
         try:
             return supervisor.run()
-        except Stopped:
+        except ShutdownSignal:
             return 0
         finally:
             signals.ignore()
@@ -244,7 +244,7 @@ def give_back() -> None:
     loaded, 10 MiB of it are mapped for hundreds of constructors that run once. OSError without
     /proc. Sources: madvise(2), proc_pid_maps(5).
     """
-    libc = clib.Library()
+    libc = clib.CLibrary()
     for line in proc.lines(proc.read(_MAPS)):
         place, mode, _, _, inode, *_ = line.split(b" ", 5)
         if inode != b"0" and b"w" not in mode:

@@ -68,7 +68,7 @@ def text(made: Mapping[str, str]) -> str:
 # The cluster --------------------------------------------------------------------------------------
 
 
-class Asks(Protocol):
+class LabelsClient(Protocol):
     """A client of the API server (``dra.api_client.Client``)."""
 
     def ask(
@@ -77,10 +77,10 @@ class Asks(Protocol):
         """Return the object in the response; PluginError, with a sentence, if there is none."""
 
 
-class Node:
+class ClusterNode:
     """A node of the cluster whose API server ``client`` uses."""
 
-    def __init__(self, name: str, client: Asks) -> None:
+    def __init__(self, name: str, client: LabelsClient) -> None:
         self.name = name
         self._path = f"/api/v1/nodes/{name}"
         self._client = client

@@ -15,11 +15,11 @@ from gpuhook.base import log
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import RequestError, listed
 from gpuhook.cluster.nri import asked as words
-from gpuhook.cluster.nri.asked import PATIENCE, Asked
+from gpuhook.cluster.nri.asked import PATIENCE, ContainerRequest
 from gpuhook.cluster.nri.gate import Gate, spec_of, ungated
 from gpuhook.cluster.vendors import cluster
 from gpuhook.core import resource_limits
-from gpuhook.core.cdi.generate import Source, tidy
+from gpuhook.core.cdi.generate import SpecSource, tidy
 from gpuhook.core.contract import Grant
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Device
@@ -50,7 +50,7 @@ class InjectionMode:
 
 
 @dataclass(frozen=True)
-class Answer:
+class NriResponse:
     """The response for a container.
 
     ``edits`` are CDI edits, or a list "names" with ``by_cdi``; {} for none. ``verdict`` is what the
@@ -61,7 +61,7 @@ class Answer:
     verdict: Verdict | None = None
 
 
-def decide(asked: Asked, way: InjectionMode, end: float | None = None) -> Answer:
+def decide(asked: ContainerRequest, way: InjectionMode, end: float | None = None) -> NriResponse:
     """Return the response for a container; ``end`` is the deadline.
 
     RequestError or a DriverError, with a sentence, for a container that may not have the devices
@@ -73,10 +73,10 @@ def decide(asked: Asked, way: InjectionMode, end: float | None = None) -> Answer
         return found
     env = dict(each.partition("=")[::2] for each in found.edits.get("env", ()))
     entries = [f"{name}={value}" for name, value in {**env, **limits}.items()]
-    return Answer({**found.edits, "env": entries}, found.verdict)
+    return NriResponse({**found.edits, "env": entries}, found.verdict)
 
 
-def _memory_variables(asked: Asked, config: Config) -> dict[str, str]:
+def _memory_variables(asked: ContainerRequest, config: Config) -> dict[str, str]:
     """Return the variables for the memory limits that the pod's annotations set.
 
     Runtimes and hooks read them, whatever gives the container its devices, where most engines
@@ -100,10 +100,10 @@ def _memory_variables(asked: Asked, config: Config) -> dict[str, str]:
     return found
 
 
-def _decide(asked: Asked, way: InjectionMode, end: float | None) -> Answer:
+def _decide(asked: ContainerRequest, way: InjectionMode, end: float | None) -> NriResponse:
     by_runtime = asked.handler in HANDLERS
     if by_runtime and way.given is None:  # protects: nri-gate-handlers
-        return Answer()
+        return NriResponse()
     gate = _gate(asked, way, time.monotonic() + PATIENCE if end is None else end)
     about = words.about_devices(asked, way.config)
     if about:
@@ -111,13 +111,13 @@ def _decide(asked: Asked, way: InjectionMode, end: float | None) -> Answer:
     if gate is not None:
         gate.check_understood()
     if not about:
-        return Answer()
+        return NriResponse()
     if gate is None:
-        return Answer(_own(asked, way, None)[0])
+        return NriResponse(_own(asked, way, None)[0])
     gate.check_annotations()  # another plugin of the engine may read them
     obeyed = way.config.gate
     if obeyed and asked.handler == OBEYING:
-        return Answer({}, gate.verdict(asked.env))
+        return NriResponse({}, gate.verdict(asked.env))
     found, vendors = ({}, []) if by_runtime else _own(asked, way, gate)
     ours = dict(each.partition("=")[::2] for each in found.get("env", ()))
     for names in vendors:  # protects: nri-gate-given
@@ -129,15 +129,15 @@ def _decide(asked: Asked, way: InjectionMode, end: float | None) -> Answer:
     if changes:
         found["env"] = [f"{name}={value}" for name, value in changes.items()]
     given = [names.NAME for names in vendors]
-    return Answer(found, gate.verdict(env, but=given) if obeyed else None)
+    return NriResponse(found, gate.verdict(env, but=given) if obeyed else None)
 
 
-def edits(asked: Asked, way: InjectionMode) -> dict[str, Any]:
+def edits(asked: ContainerRequest, way: InjectionMode) -> dict[str, Any]:
     """Return only the edits, as ``decide`` does."""
     return decide(asked, way).edits
 
 
-def _gate(asked: Asked, way: InjectionMode, end: float) -> Gate | None:
+def _gate(asked: ContainerRequest, way: InjectionMode, end: float) -> Gate | None:
     """Return the gate, which queries the kubelet once, and waits for it until ``end``."""
     if way.given is None:
         return None
@@ -151,7 +151,7 @@ def _gate(asked: Asked, way: InjectionMode, end: float) -> Gate | None:
 
 
 def _own(
-    asked: Asked, way: InjectionMode, gate: Gate | None
+    asked: ContainerRequest, way: InjectionMode, gate: Gate | None
 ) -> tuple[dict[str, Any], list[ModuleType]]:
     """Return our own edits, as for a container under runc, and the modules of their vendors."""
     config = ungated(way.config)
@@ -184,7 +184,7 @@ def _edits(
         return {"env": [f"{variable}={cluster.of(names).nothing}"]} if variable else {}
     if way.by_cdi:
         return {"names": [f"{names.KIND}={device.label}" for device in devices]}
-    source = Source(grant.vendor, grant.inventory, way.config, way.hook, way.config.path)
+    source = SpecSource(grant.vendor, grant.inventory, way.config, way.hook, way.config.path)
     document = {
         "cdiVersion": "0.7.0",
         "kind": names.KIND,

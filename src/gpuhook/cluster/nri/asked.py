@@ -20,7 +20,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ContainerRequest:
     """The identity and the requests of a container that is being created.
 
     ``mounts`` are (destination, source) pairs. ``annotations`` are those that a runtime may read,
@@ -89,7 +89,7 @@ def check_length(data: bytes, config: Config) -> None:
         )
 
 
-def about_devices(asked: Asked, config: Config) -> list[str]:
+def about_devices(asked: ContainerRequest, config: Config) -> list[str]:
     """Return all entries that may request devices, with all variables of these prefixes."""
     starts = prefixes(config)
     keys = config.cdi_annotation_prefixes
@@ -101,7 +101,7 @@ def about_devices(asked: Asked, config: Config) -> list[str]:
     ]
 
 
-def check_size(asked: Asked, words: Sequence[str]) -> None:
+def check_size(asked: ContainerRequest, words: Sequence[str]) -> None:
     """Refuse a container whose entries take too long: a refusal is a response in time."""
     length = sum(map(len, words))
     if length > _LONGEST_WORDS:  # protects: nri-longest

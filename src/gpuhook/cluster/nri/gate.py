@@ -16,7 +16,7 @@ from gpuhook.base.config.source import flatten, parse
 from gpuhook.base.errors import DriverError, GpuhookError, RequestError, listed, shown
 from gpuhook.base.host import files
 from gpuhook.cluster.nri import asked as words
-from gpuhook.cluster.nri.asked import CDI, Asked
+from gpuhook.cluster.nri.asked import CDI, ContainerRequest
 from gpuhook.cluster.vendors import cluster
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant, Vendor
@@ -39,7 +39,7 @@ _PLAIN = ("", "void", "none")  # every runtime reads these as no device
 class Gate:
     """The gate for one container; ``names`` returns its devices by the kubelet."""
 
-    def __init__(self, asked: Asked, config: Config, names: Callable[[], Names]) -> None:
+    def __init__(self, asked: ContainerRequest, config: Config, names: Callable[[], Names]) -> None:
         self._asked = asked
         self._config = config
         self._names = names
@@ -326,7 +326,9 @@ def ungated(config: Config) -> Config:
     return found
 
 
-def spec_of(asked: Asked, env: Iterable[str], annotations: Iterable[tuple[str, str]] = ()) -> Any:
+def spec_of(
+    asked: ContainerRequest, env: Iterable[str], annotations: Iterable[tuple[str, str]] = ()
+) -> Any:
     """Return a container's config.json with this environment."""
     return {
         "process": {"env": [*env]},

@@ -21,7 +21,7 @@ from gpuhook.base.container import kernel
 from gpuhook.base.errors import PluginError
 from gpuhook.base.fileio import write_all
 from gpuhook.base.host import signals
-from gpuhook.cluster.nri.asked import LONGEST, Asked, Pairs
+from gpuhook.cluster.nri.asked import LONGEST, ContainerRequest, Pairs
 from gpuhook.cluster.nri.messages import nri, ttrpc
 from gpuhook.monitor.host.child import how_ended
 from gpuhook.monitor.kubelet_api import DecodeError
@@ -40,7 +40,7 @@ class NoMessageError(PluginError):
 
 
 @dataclass(frozen=True)
-class Request:
+class NriRequest:
     """The used fields of a request: ``asked`` only for a container's, unless it is too long.
 
     ``understood`` is False if its payload isn't a message; ``engine`` is the engine's name and
@@ -52,7 +52,7 @@ class Request:
     understood: bool = True
     engine: tuple[str, str] = ("", "")
     more: bool = False
-    asked: Asked | None = None
+    asked: ContainerRequest | None = None
 
 
 class Parser:
@@ -62,7 +62,7 @@ class Parser:
         self._pid = 0
         self._fd = -1
 
-    def request(self, data: bytes, seconds: float) -> Request:
+    def request(self, data: bytes, seconds: float) -> NriRequest:
         """Parse a request; PluginError if that fails, or takes longer than ``seconds``.
 
         NoMessageError if it isn't a message.
@@ -156,11 +156,11 @@ def _failed(how: str) -> PluginError:
     )
 
 
-def _request(found: dict[str, Any]) -> Request:
+def _request(found: dict[str, Any]) -> NriRequest:
     """Return a request from the process's result; TypeError for fields of other types."""
     asked = found.get("asked")
     [engine] = _pairs([found.get("engine", ["", ""])])
-    return Request(
+    return NriRequest(
         _text(found["service"]),
         _text(found["method"]),
         found["understood"] is True,
@@ -170,8 +170,8 @@ def _request(found: dict[str, Any]) -> Request:
     )
 
 
-def _asked(found: dict[str, Any]) -> Asked:
-    return Asked(
+def _asked(found: dict[str, Any]) -> ContainerRequest:
+    return ContainerRequest(
         _text(found["namespace"]),
         _text(found["pod"]),
         _text(found["name"]),

@@ -21,7 +21,7 @@ from gpuhook.cluster.nri import answer
 from gpuhook.cluster.nri.answer import InjectionMode
 from gpuhook.cluster.nri.asked import PATIENCE, check_length, markers
 from gpuhook.cluster.nri.messages import nri, ttrpc
-from gpuhook.cluster.nri.parser import SERVICE, NoMessageError, Parser, Request
+from gpuhook.cluster.nri.parser import SERVICE, NoMessageError, NriRequest, Parser
 from gpuhook.cluster.nri.transport import (
     MOST,
     PLUGIN,
@@ -64,7 +64,7 @@ def run(path: str, current: Callable[[], InjectionMode], tell: Tell, *, index: s
             parser.start()  # before the first container
             connection = dial(path, os.environ, stopping)
             try:
-                Plugin(connection, parser, current, tell, index).serve()
+                NriPlugin(connection, parser, current, tell, index).serve()
             finally:
                 connection.close()
         except GpuhookError as error:
@@ -86,7 +86,7 @@ def _stop_pipe() -> int:
     return reader
 
 
-class Plugin:
+class NriPlugin:
     """The plugin on one connection, from its registration to the end."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Plugin:
         self._configured = False
         self._is_over = False
         self._engine = "an engine"
-        self._calls: dict[str, Callable[[Request], Any]] = {
+        self._calls: dict[str, Callable[[NriRequest], Any]] = {
             "Configure": self._configure,
             "Synchronize": self._synchronize,
             "Shutdown": self._shutdown,
@@ -166,7 +166,7 @@ class Plugin:
             return made
         return bytes(ttrpc.Response(payload=made.SerializeToString()).SerializeToString())
 
-    def _call(self, request: Request, data: bytes, end: float) -> Any:
+    def _call(self, request: NriRequest, data: bytes, end: float) -> Any:
         """Return a message, or the whole response if that is an error."""
         if request.service != f"{SERVICE}Plugin":
             return _refusal(_UNIMPLEMENTED, "there is no such service")
@@ -186,24 +186,24 @@ class Plugin:
         would keep the plugin from serving.
         """
         if _SYNCHRONIZE in data[:_BEGINNING]:  # protects: nri-long-synchronize
-            payload = self._synchronize(Request("", "")).SerializeToString()
+            payload = self._synchronize(NriRequest("", "")).SerializeToString()
             return bytes(ttrpc.Response(payload=payload).SerializeToString())
         return _refusal(_UNKNOWN, f"gpuhook: the request has more than {MOST} bytes")
 
     # Requests of the engine ----------------------------------------------------------------------
 
-    def _configure(self, request: Request) -> Any:
+    def _configure(self, request: NriRequest) -> Any:
         self._configured = True
         self._engine = " ".join(map(printable, request.engine))
         return nri.ConfigureResponse(events=_CREATE)
 
-    def _synchronize(self, request: Request) -> Any:
+    def _synchronize(self, request: NriRequest) -> Any:
         """Accept the list of running containers, part by part: they can't be changed."""
         if not request.more:
             self._tell(f"Serves {self._engine}")  # which sends containers from now on
         return nri.SynchronizeResponse(more=request.more)
 
-    def _create(self, request: Request, data: bytes, end: float) -> Any:
+    def _create(self, request: NriRequest, data: bytes, end: float) -> Any:
         start, asked = end - PATIENCE, request.asked
         way = self._way(data)
         if way is None:
@@ -234,7 +234,7 @@ class Plugin:
             return None
         return self._last
 
-    def _shutdown(self, _: Request) -> Any:
+    def _shutdown(self, _: NriRequest) -> Any:
         self._is_over = True
         return nri.Empty()
 

@@ -1,7 +1,7 @@
 """The interface of vendors for a cluster's device plugin, in addition to that for starts.
 
 A vendor whose devices are offered individually, under the name of their CDI kind, needs nothing
-here. Others have a module ``cluster`` in their folder, with a subclass of ``Cluster``.
+here. Others have a module ``cluster`` in their folder, with a subclass of ``VendorCluster``.
 
 ``root`` is the driver root, for reading small files below it.
 """
@@ -45,11 +45,11 @@ class Extras:
     warnings: tuple[str, ...] = ()
 
 
-class Cluster:
+class VendorCluster:
     """A vendor's implementation; this class is for devices that consist only of nodes.
 
-    ``chosen`` are the administrator's settings of this vendor (``parts.Plugin.settings``), None
-    if there are none.
+    ``chosen`` are the administrator's settings of this vendor
+    (``vendor_parts.PluginModule.settings``), None if there are none.
     """
 
     # The folder where programs in a container look for the driver's files if no runtime injects
@@ -137,8 +137,8 @@ class Cluster:
         return Extras()
 
 
-def of(names: ModuleType, chosen: Any = None) -> Cluster:
+def of(names: ModuleType, chosen: Any = None) -> VendorCluster:
     """Return the implementation for the vendor with these names and settings."""
     module = part("cluster", names, "cluster")
-    found: Cluster = (module.CLUSTER if module else Cluster)(names, chosen)
+    found: VendorCluster = (module.CLUSTER if module else VendorCluster)(names, chosen)
     return found

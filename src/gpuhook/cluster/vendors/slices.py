@@ -36,7 +36,7 @@ Value = str | int | bool | tuple[int, ...]  # of an attribute; a Version is a st
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedDevice:
     """One device that claims may get, or a partition that could be created on one.
 
     ``attributes`` and ``capacity`` (in bytes, or units) have the names of the vendor's driver.
@@ -68,7 +68,7 @@ class Published:
 class Offer:
     """All devices that a driver offers here, with its counter sets and ``warnings``."""
 
-    devices: tuple[Published, ...]
+    devices: tuple[PublishedDevice, ...]
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -110,9 +110,9 @@ class Slices:
         found += [self.lost(device, root) for device in self.cluster.lost(inventory, root)]
         return Offer(tuple(found))
 
-    def published(self, device: Device, inventory: Any, root: Rootfs) -> Published:
+    def published(self, device: Device, inventory: Any, root: Rootfs) -> PublishedDevice:
         """Return a device in its published form."""
-        return Published(
+        return PublishedDevice(
             self.name(device, root),
             device.bus_id,
             self.attributes(device, inventory, root),
@@ -121,10 +121,10 @@ class Slices:
             id=device.id,
         )
 
-    def lost(self, device: Device, root: Rootfs) -> Published:
+    def lost(self, device: Device, root: Rootfs) -> PublishedDevice:
         """Return the published form of a device that exists but can't be reached."""
         about = {"type": self.names.TYPES[0]}
-        return Published(
+        return PublishedDevice(
             self.name(device, root), "", about, reason=device.state, taint=self.lost_taint
         )
 

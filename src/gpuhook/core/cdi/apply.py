@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.oci.spec import Spec
-    from gpuhook.core.cdi.folders import Found
+    from gpuhook.core.cdi.folders import FolderContent
 
     Edits = dict[str, Any]
     # Returns type (b, c or p), major, minor and mode of the node at a path. None if the path is
@@ -34,12 +34,12 @@ _NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 # Selecting edits ------------------------------------------------------------------------------
 
 
-def unresolved(found: "Found", names: "Iterable[str]") -> list[str]:
+def unresolved(found: "FolderContent", names: "Iterable[str]") -> list[str]:
     """Return the names, without duplicates, that no CDI spec in the folders defines."""
     return [name for name in dict.fromkeys(names) if name not in found.devices]
 
 
-def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
+def resolve(found: "FolderContent", names: "Iterable[str]") -> "Edits":
     """Return the edits of these devices, in their order; a repeated name counts once.
 
     The common edits of a file come once, before those of its first device. If a device can't be
@@ -61,7 +61,7 @@ def resolve(found: "Found", names: "Iterable[str]") -> "Edits":
     return merge(edits)
 
 
-def check_writers(found: "Found", names: "Iterable[str]") -> None:
+def check_writers(found: "FolderContent", names: "Iterable[str]") -> None:
     """Raise UntrustedPathError if non-root users can have written the CDI specs of these devices.
 
     The edits may contain hooks, which root runs. CdiError if a file changed since it was read.

@@ -10,7 +10,7 @@ import struct
 from gpuhook.base.errors import shown
 from gpuhook.base.oci import jsontext
 from gpuhook.core.cdi import checks, yaml_reader
-from gpuhook.core.cdi.parse_result import Problem, Reading
+from gpuhook.core.cdi.parse_result import ParseResult, Problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.core.cdi.checks import Path
-    from gpuhook.core.cdi.yaml_reader import Node
+    from gpuhook.core.cdi.yaml_reader import YamlNode
 
 TEXT, SIGNED, UNSIGNED, FLAG = "a string", "a whole number", "a number of 32 bits", "true or false"
 _RANGES = {SIGNED: (-(1 << 63), 1 << 63), UNSIGNED: (0, 1 << 32)}
@@ -62,7 +62,7 @@ FIELDS: "dict[str, Any]" = {
 }
 
 
-def read(data: bytes) -> Reading:
+def read(data: bytes) -> ParseResult:
     """Return the CDI spec in a file's content, or all its errors with their lines."""
     reader = _Reader()
     document = None
@@ -77,8 +77,8 @@ def read(data: bytes) -> Reading:
     except yaml_reader.TreeError as error:
         reader.problems.append(Problem(error.line, error.sentence))
     if reader.problems:
-        return Reading(None, tuple(sorted(reader.problems, key=lambda each: each.line or 0)))
-    return Reading(document)
+        return ParseResult(None, tuple(sorted(reader.problems, key=lambda each: each.line or 0)))
+    return ParseResult(document)
 
 
 class _Reader:
@@ -103,12 +103,12 @@ class _Reader:
                 line = next(self.lines[way] for way in ways if way in self.lines)
                 self.problems.append(Problem(line, sentence))
 
-    def wrong(self, node: "Node", sentence: str, path: "Path") -> None:
+    def wrong(self, node: "YamlNode", sentence: str, path: "Path") -> None:
         self.problems.append(Problem(node.line, sentence))
         self.lost.add(path)
         self.around.update(_ways(path))
 
-    def visit(self, node: "Node") -> None:
+    def visit(self, node: "YamlNode") -> None:
         """Count a value: aliases can expand to very many, so they are limited as well."""
         self.count += 1
         if self.count > yaml_reader.MOST_VALUES:
@@ -116,7 +116,7 @@ class _Reader:
                 node.line, f"the file has more than {yaml_reader.MOST_VALUES} values"
             )
 
-    def value(self, node: "Node", kind: "Any", path: "Path") -> "Any":
+    def value(self, node: "YamlNode", kind: "Any", path: "Path") -> "Any":
         """Return a value in its field's type, None if it is null or unusable."""
         self.visit(node)
         self.lines[path] = node.line
@@ -137,20 +137,20 @@ class _Reader:
             return None
         return found
 
-    def scalar(self, node: "Node", path: "Path") -> "yaml_reader.Scalar":
+    def scalar(self, node: "YamlNode", path: "Path") -> "yaml_reader.Scalar":
         try:
             return yaml_reader.scalar(node)
         except yaml_reader.TreeError as error:
             self.wrong(node, error.sentence, path)
             return None
 
-    def list_(self, node: "Node", kind: "Any", path: "Path") -> "list[Any]":
+    def list_(self, node: "YamlNode", kind: "Any", path: "Path") -> "list[Any]":
         """Return a list; a null item becomes an empty item of its kind, as in Go."""
         values = [self.value(item, kind, (*path, place)) for place, item in enumerate(node.items)]
         empty: Any = {} if isinstance(kind, dict) else "" if kind == TEXT else 0
         return [empty if value is None else value for value in values]
 
-    def table(self, node: "Node", fields: "dict[str, Any]", path: "Path") -> "dict[str, Any]":
+    def table(self, node: "YamlNode", fields: "dict[str, Any]", path: "Path") -> "dict[str, Any]":
         """Return a table with field names spelled as in ``fields``, in any case in the file."""
         any_name = fields.get(_ANY_NAME)
         folded = {jsontext.folded(name): name for name in fields}
@@ -171,7 +171,9 @@ class _Reader:
             return {name: "" if value is None else value for name, value in found.items()}
         return {name: value for name, value in found.items() if value is not None}
 
-    def pairs(self, node: "Node", path: "Path", level: int = 0) -> "Iterator[tuple[Node, Node]]":
+    def pairs(
+        self, node: "YamlNode", path: "Path", level: int = 0
+    ) -> "Iterator[tuple[YamlNode, YamlNode]]":
         """Yield keys and values, including those that << merges."""
         self.visit(node)
         if level > yaml_reader.MOST_LEVELS:
@@ -190,7 +192,7 @@ class _Reader:
                     sentence = "<< must be followed by a table, or a list of tables"
                     self.wrong(each, sentence, path)
 
-    def key(self, node: "Node", path: "Path") -> str | None:
+    def key(self, node: "YamlNode", path: "Path") -> str | None:
         value = self.scalar(node, path)
         if value is None:
             self.wrong(node, "the name of a field is missing", path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpuhook.core.cdi.parse_result import Reading
+    from gpuhook.core.cdi.parse_result import ParseResult
 
 ENDINGS = (".json", ".yaml")
 OTHER_ENDING = "engines read only names that end in .json or .yaml"
@@ -25,7 +25,7 @@ SUB_FOLDER = "engines don't read sub-folders"
 MISSING = "the folder doesn't exist"
 
 
-class Device(Record):
+class CdiDevice(Record):
     """A device of a CDI spec, by its qualified name, with the file that defines it.
 
     ``document`` is the whole CDI spec, ``edits`` the device's own container edits.
@@ -49,7 +49,7 @@ class FileError(Record):
         return f"{place}: {self.message}"
 
 
-class Ignored(Record):
+class IgnoredFile(Record):
     """A file that engines don't read, or a missing folder, with the reason."""
 
     file: str
@@ -59,7 +59,7 @@ class Ignored(Record):
         return f"{self.file}: {self.reason}"
 
 
-class Found:
+class FolderContent:
     """Content of a list of folders.
 
     ``devices`` has the usable devices by name, ``documents`` the valid CDI specs by file.
@@ -69,15 +69,15 @@ class Found:
 
     def __init__(self) -> None:
         self.folders: list[str] = []
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[str, CdiDevice] = {}
         self.documents: dict[str, dict[str, Any]] = {}
         self.identities: dict[str, tuple[int, ...]] = {}
         self.conflicts: dict[str, list[str]] = {}
         self.errors: list[FileError] = []
-        self.ignored: list[Ignored] = []
+        self.ignored: list[IgnoredFile] = []
 
 
-class Parses:
+class ParseCache:
     """Cache of parsed files, valid while the files don't change.
 
     All CDI specs are read here; ``saved`` keeps such a cache from one process to the next.
@@ -85,9 +85,9 @@ class Parses:
 
     def __init__(self) -> None:
         # By path: the file's identity when it was read, and its content.
-        self.known: dict[str, tuple[tuple[int, ...], Reading]] = {}
+        self.known: dict[str, tuple[tuple[int, ...], ParseResult]] = {}
 
-    def read(self, path: str) -> "Reading":
+    def read(self, path: str) -> "ParseResult":
         """Return the content of a file; OSError if it can't be read.
 
         Never blocks: a pipe in a file's place is an error. Links are followed, as by engines.
@@ -111,14 +111,14 @@ class Parses:
         self.known = {path: known for path, known in self.known.items() if path in kept}
 
 
-def read_folders(folders: "Iterable[str]", parses: Parses | None = None) -> Found:
+def read_folders(folders: "Iterable[str]", parses: ParseCache | None = None) -> FolderContent:
     """Return the content of these folders; the last folder takes precedence."""
-    parses = parses if parses is not None else Parses()
-    found = Found()
+    parses = parses if parses is not None else ParseCache()
+    found = FolderContent()
     paths = []
     for folder in folders:
         found.folders.append(folder)
-        inside: dict[str, list[Device]] = {}
+        inside: dict[str, list[CdiDevice]] = {}
         for path in _paths(folder, found):
             paths.append(path)
             for device in _devices(path, parses, found):
@@ -133,13 +133,13 @@ def read_folders(folders: "Iterable[str]", parses: Parses | None = None) -> Foun
     return found
 
 
-def _paths(folder: str, found: Found) -> list[str]:
+def _paths(folder: str, found: FolderContent) -> list[str]:
     """Return a folder's files that engines read, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             inside = sorted(entries, key=lambda entry: entry.name)
     except FileNotFoundError:
-        found.ignored.append(Ignored(folder, MISSING))
+        found.ignored.append(IgnoredFile(folder, MISSING))
         return []
     except (OSError, ValueError) as error:
         found.errors.append(FileError(folder, None, f"the folder {_cause(error)}"))
@@ -148,15 +148,15 @@ def _paths(folder: str, found: Found) -> list[str]:
     for entry in inside:
         path = os.path.join(folder, entry.name)
         if entry.is_dir(follow_symlinks=False):
-            found.ignored.append(Ignored(path, SUB_FOLDER))
+            found.ignored.append(IgnoredFile(path, SUB_FOLDER))
         elif not entry.name.endswith(ENDINGS):
-            found.ignored.append(Ignored(path, OTHER_ENDING))
+            found.ignored.append(IgnoredFile(path, OTHER_ENDING))
         else:
             paths.append(path)
     return paths
 
 
-def _devices(path: str, parses: Parses, found: Found) -> list[Device]:
+def _devices(path: str, parses: ParseCache, found: FolderContent) -> list[CdiDevice]:
     """Return the devices of a file; if it has errors, record these and return none."""
     errors, whole = examine(path, parses)
     found.errors += errors
@@ -166,17 +166,17 @@ def _devices(path: str, parses: Parses, found: Found) -> list[Device]:
     found.identities[path] = parses.known[path][0]
     kind = whole["kind"]
     return [
-        Device(f"{kind}={entry['name']}", path, whole, entry["containerEdits"])
+        CdiDevice(f"{kind}={entry['name']}", path, whole, entry["containerEdits"])
         for entry in whole["devices"]
     ]
 
 
 def examine(
-    path: str, parses: Parses | None = None
+    path: str, parses: ParseCache | None = None
 ) -> "tuple[list[FileError], dict[str, Any] | None]":
     """Return (errors, CDI spec) of one file; the CDI spec is None if there are errors."""
     try:
-        reading = (parses or Parses()).read(path)
+        reading = (parses or ParseCache()).read(path)
     except (OSError, ValueError) as error:
         return [FileError(path, None, f"the file {_cause(error)}")], None
     errors = [FileError(path, each.line, each.sentence) for each in reading.problems]

@@ -60,21 +60,21 @@ STRATEGIES: "dict[str, Callable[[Device, Vendor], str]]" = {
 DEFAULT_STRATEGIES = ("index", "uuid")
 
 
-class Generated(Record):
+class GeneratedSpec(Record):
     """A CDI spec, and warnings for the user, a sentence each without a full stop."""
 
     document: "dict[str, Any]"
     warnings: list[str]
 
 
-class Reader(Record):
+class CdiReader(Record):
     """An engine with its version, and the highest CDI version that it reads."""
 
     title: str
     highest: str
 
 
-class Source:
+class SpecSource:
     """The input of CDI specs: a vendor, its inventory, and the configuration's restrictions.
 
     ``hook`` is the hook's path on the host; ``config_path`` the value of its --config, if any.
@@ -91,7 +91,7 @@ class Source:
         config: "Config",
         hook: str,
         config_path: str | None = None,
-        reader: "Callable[[], Reader | None] | None" = None,
+        reader: "Callable[[], CdiReader | None] | None" = None,
         *,
         without_hook: bool = False,
     ) -> None:
@@ -197,12 +197,12 @@ def _in_nvidias_words(libraries: list[str]) -> "list[dict[str, Any]]":
 
 
 def generate(
-    source: Source,
+    source: SpecSource,
     strategies: "Iterable[str]" = DEFAULT_STRATEGIES,
     selectors: "tuple[str, ...]" = (ALL,),
     *,
     all_device: bool = True,
-) -> Generated:
+) -> GeneratedSpec:
     """Return the CDI spec of a vendor's devices; CdiError if there is none to name.
 
     Each strategy names each device once, and ``all`` are all of them together, unless
@@ -233,10 +233,10 @@ def generate(
         }
     )
     document["cdiVersion"] = versions.needed(document)
-    return Generated(document, [*warnings, *_unwritten(source, devices), *source.left_out])
+    return GeneratedSpec(document, [*warnings, *_unwritten(source, devices), *source.left_out])
 
 
-def _offered(source: Source) -> "tuple[list[Device], list[str]]":
+def _offered(source: SpecSource) -> "tuple[list[Device], list[str]]":
     """Return the devices to name, those with all their nodes, and why others aren't."""
     vendor, inventory = source.vendor, source.inventory
     devices, reasons = vendor.offered(source.grant(inventory.devices))
@@ -258,7 +258,7 @@ def _offered(source: Source) -> "tuple[list[Device], list[str]]":
 
 
 def _chosen(
-    selectors: "tuple[str, ...]", source: Source, offered: "list[Device]"
+    selectors: "tuple[str, ...]", source: SpecSource, offered: "list[Device]"
 ) -> "list[Device]":
     """Return the selected devices, of those that a CDI spec can name."""
     from gpuhook.core.inventory import selection  # noqa: PLC0415 - not where containers start
@@ -306,7 +306,7 @@ def _names(device: "Device", vendor: "Vendor", strategies: "Iterable[str]") -> l
     return found
 
 
-def _unwritten(source: Source, devices: "Iterable[Device]") -> list[str]:
+def _unwritten(source: SpecSource, devices: "Iterable[Device]") -> list[str]:
     """Return what containers get from gpuhook itself but not from CDI, a sentence each."""
     plan = make_plan([source.grant(devices)], Image(HostLayout()))
     return source.written(plan.operations).losses

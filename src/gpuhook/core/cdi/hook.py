@@ -20,7 +20,7 @@ from gpuhook.core.plan.operations import (
     UpdateLdCache,
     WriteFile,
 )
-from gpuhook.core.plan.writer import Places, PlanWriter
+from gpuhook.core.plan.writer import PlanIndex, PlanWriter
 from gpuhook.core.planner import make_plan
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.core.contract import Vendor
     from gpuhook.core.inventory.model import Device, Inventory
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FOLDERS_CONFIG = "/etc/ld.so.conf.d/00-gpuhook.conf"
 
 
-class Given:
+class EngineDevices:
     """Nodes (by path, with their numbers) and mounts that the engine gives a container.
 
     ``numbers_at`` returns the numbers of the node that is mounted at a path, or None: a user's
@@ -91,7 +91,7 @@ def by_mounts(spec: "dict[str, Any]", bundle: str) -> "Callable[[str], tuple[int
     return lambda path: spec_devices.numbers_at(bundle, sources.get(path))
 
 
-def devices(given: Given, inventory: "Inventory") -> "list[Device]":
+def devices(given: EngineDevices, inventory: "Inventory") -> "list[Device]":
     """Return the devices whose nodes are all present, except parents of present parts."""
     opened = given.openable({node.numbers for node in inventory.nodes})
     there = {
@@ -106,11 +106,11 @@ def devices(given: Given, inventory: "Inventory") -> "list[Device]":
     return [device for device in inventory.devices if device.id in whole - parents]
 
 
-class Work:
+class HookWork:
     """Work of the hook for one container and one vendor.
 
     ``mounts`` are the CDI spec's mounts that are left to the hook: see ``own_hook``.
-    ``numbers_at`` is as for ``Given``.
+    ``numbers_at`` is as for ``EngineDevices``.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Work:
         config: "Config",
         numbers_at: "Callable[[str], tuple[int, int] | None]",
     ) -> None:
-        self._given = Given(spec, mounts, numbers_at)
+        self._given = EngineDevices(spec, mounts, numbers_at)
         self._mounts = mounts
         found = devices(self._given, inventory)
         self.grant = Grant.of_document(vendor, inventory, config, found)
@@ -138,14 +138,16 @@ class Work:
         steps = make_plan([self.grant], host_image).operations
         made = [self._bind(*each) for each in self._mounts]
         places = {op.destination for op in made}
-        planned = Places().write(steps)
+        planned = PlanIndex().write(steps)
         leads = {*planned.targets.values()}
         known = [
             AlreadyMounted(op)
             for op in planned.mounts.values()
             if op.destination in leads.intersection(self._given.paths) - places
         ]
-        return Plan([*made, *known, *_Rest(planned, self._given.paths, image).write(steps).steps])
+        return Plan(
+            [*made, *known, *_DeferredWriter(planned, self._given.paths, image).write(steps).steps]
+        )
 
     def _bind(self, source: str, destination: str) -> BindFile:
         root = self.grant.inventory.root.rstrip("/")
@@ -154,13 +156,13 @@ class Work:
         return BindFile(root, path, destination, FILE_OPTIONS, "the CDI spec says so")
 
 
-class _Rest(PlanWriter):
+class _DeferredWriter(PlanWriter):
     """Operations that an engine which applies a CDI spec leaves to the hook: ``steps``.
 
     ``given`` are the paths that the engine has provided.
     """
 
-    def __init__(self, planned: Places, given: set[str], image: Image) -> None:
+    def __init__(self, planned: PlanIndex, given: set[str], image: Image) -> None:
         super().__init__()
         self.steps: list[Operation] = []
         self._links = planned.targets
@@ -245,7 +247,7 @@ class AlreadyMounted(BindFile):
         """Describe the operation."""
         return f"use {self.destination}, which the engine has mounted"
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Tell the container what links to this file lead to."""
         if self._identity is not None:
             container.know(self._identity, self.destination)  # protects: covered-links

@@ -12,7 +12,7 @@ from gpuhook import __version__
 from gpuhook.base.oci import jsontext
 from gpuhook.base.state_directory import StateDirectory, digest
 from gpuhook.core.cdi import folders
-from gpuhook.core.cdi.parse_result import Problem, Reading
+from gpuhook.core.cdi.parse_result import ParseResult, Problem
 from gpuhook.core.inventory import cache
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ _SETTLED_NS = 3 * 10**9
 
 
 # By path: a file's identity and its content.
-Files = dict[str, tuple[tuple[int, ...], Reading]]
+Files = dict[str, tuple[tuple[int, ...], ParseResult]]
 
 
 class Documents:
@@ -57,11 +57,11 @@ class Documents:
             return self._files
 
 
-def read_folders(config: "Config", documents: Documents | None = None) -> folders.Found:
+def read_folders(config: "Config", documents: Documents | None = None) -> folders.FolderContent:
     """Return the content of the configured folders; read only changed files again."""
     began = time.time_ns()
     before = (documents or Documents(config)).files()
-    parses = folders.Parses()
+    parses = folders.ParseCache()
     parses.known.update(before)
     found = folders.read_folders(config.cdi_spec_dirs, parses)
     # protects: settled-document
@@ -88,7 +88,7 @@ def _parse(text: str) -> Files:
         if version != __version__:
             return {}
         return {
-            path: (tuple(stamp), Reading(document, tuple(Problem(*each) for each in problems)))
+            path: (tuple(stamp), ParseResult(document, tuple(Problem(*each) for each in problems)))
             for path, (stamp, document, problems) in files.items()
         }
     except (ValueError, TypeError, AttributeError):

@@ -16,7 +16,7 @@ class Problem(Record):
     sentence: str
 
 
-class Reading(Record):
+class ParseResult(Record):
     """Content of a file: a CDI spec, or the errors that make it unusable."""
 
     document: "dict[str, Any] | None"

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuhook.core.cdi.folders import FileError, Found, Ignored
+    from gpuhook.core.cdi.folders import FileError, FolderContent, IgnoredFile
 
 _MOST = 450  # characters of the whole message
 _MOST_NAMES = 240  # of the unusable names
@@ -22,7 +22,7 @@ _REMEDY = "List the devices, and the files that engines refuse, with gpuhook cdi
 _ENDINGS_MEANT = (".yml", ".yaml", ".json")  # in upper or lower case
 
 
-def error(found: "Found", names: list[str]) -> UnknownDeviceError:
+def error(found: "FolderContent", names: list[str]) -> UnknownDeviceError:
     """Return the error for unknown device names: what exists, and what is in the way."""
     parts = [cdi_names.split(name) for name in names if name not in found.conflicts]
     kinds = dict.fromkeys(f"{vendor}/{kind}" for vendor, kind, _ in parts if vendor)
@@ -36,14 +36,14 @@ def error(found: "Found", names: list[str]) -> UnknownDeviceError:
     return UnknownDeviceError(cause, _REMEDY)
 
 
-def _reason(found: "Found", name: str) -> str:
+def _reason(found: "FolderContent", name: str) -> str:
     files = found.conflicts.get(name)
     if not files:
         return shown(name)
     return f"{shown(name)} (in {' and '.join(_path(file) for file in files[:2])})"
 
 
-def _offer(found: "Found", kind: str) -> str:
+def _offer(found: "FolderContent", kind: str) -> str:
     """Return the sentence about the existing devices of a kind."""
     devices = [name for name in found.devices if name.startswith(f"{kind}=")]
     if devices:
@@ -56,7 +56,7 @@ def _offer(found: "Found", kind: str) -> str:
     return f"no CDI spec in {places} is of the kind {shown(kind)}"
 
 
-def _suspects(found: "Found", kinds: "Iterable[str]") -> list[str]:
+def _suspects(found: "FolderContent", kinds: "Iterable[str]") -> list[str]:
     """Return the files that may have been meant to define these kinds, the likeliest first.
 
     The content of an unreadable file is unknown, but its name may tell.
@@ -64,7 +64,7 @@ def _suspects(found: "Found", kinds: "Iterable[str]") -> list[str]:
     stems = [cdi_names.file_stem(*cdi_names.split_kind(kind)) for kind in kinds]
     words = {word for kind in kinds for word in (*stems, *kind.split("/")[0].split(".")[:1])}
 
-    def is_unlikely(each: "FileError | Ignored") -> bool:
+    def is_unlikely(each: "FileError | IgnoredFile") -> bool:
         name = each.file.rpartition("/")[2]
         return not any(word and word in name for word in words)
 

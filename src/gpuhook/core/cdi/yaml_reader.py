@@ -69,7 +69,7 @@ class TreeError(Exception):
         self.sentence = sentence
 
 
-class Node:
+class YamlNode:
     """A value in a text: a scalar, a list or a table, and the line where it begins.
 
     ``text`` is a scalar's text, None for the others, and ``tag`` its tag, if any. ``plain`` means
@@ -85,7 +85,7 @@ class Node:
         self.tag = tag
         self.plain = False
         self.is_table = False
-        self.items: list[Node] = []
+        self.items: list[YamlNode] = []
         self.whole = text is not None
 
     @property
@@ -104,7 +104,7 @@ class Node:
         return "a single value" if self.is_scalar else "a table" if self.is_table else "a list"
 
 
-def read(data: bytes) -> Node | None:
+def read(data: bytes) -> YamlNode | None:
     """Return the first document of a text, None if there is none; TreeError if unreadable."""
     if len(data) > MOST_BYTES:
         raise TreeError(None, f"the file is larger than {MOST_BYTES >> 20} MiB")
@@ -137,11 +137,11 @@ class _Builder:
     """Builder of nodes from a parser's events, without recursion."""
 
     def __init__(self) -> None:
-        self.open: list[Node] = []
-        self.anchors: dict[str, Node] = {}
+        self.open: list[YamlNode] = []
+        self.anchors: dict[str, YamlNode] = {}
         self.count = 0
 
-    def build(self, events: "Iterator[yaml.Event]") -> Node | None:
+    def build(self, events: "Iterator[yaml.Event]") -> YamlNode | None:
         root = None
         for event in events:
             if isinstance(event, yaml.DocumentEndEvent):
@@ -157,7 +157,7 @@ class _Builder:
                     self.open.append(node)
         return root
 
-    def node(self, event: yaml.NodeEvent) -> Node:
+    def node(self, event: yaml.NodeEvent) -> YamlNode:
         line = event.start_mark.line + 1 if event.start_mark is not None else 1
         self.count += 1
         if self.count > MOST_VALUES:
@@ -165,12 +165,12 @@ class _Builder:
         if isinstance(event, yaml.AliasEvent):
             return self.alias(event.anchor or "", line)
         if isinstance(event, yaml.ScalarEvent):
-            node = Node(line, event.value, event.tag or "")
+            node = YamlNode(line, event.value, event.tag or "")
             node.plain = event.implicit[0]
             if _SURROGATE.search(event.value):
                 raise TreeError(line, "the file has half a character, as \\ud83d in JSON is")
         else:
-            node = Node(line)
+            node = YamlNode(line)
             node.is_table = isinstance(event, yaml.MappingStartEvent)
             if len(self.open) >= MOST_LEVELS:
                 raise TreeError(line, f"the file is nested deeper than {MOST_LEVELS} levels")
@@ -178,7 +178,7 @@ class _Builder:
             self.anchors[event.anchor] = node
         return node
 
-    def alias(self, anchor: str, line: int) -> Node:
+    def alias(self, anchor: str, line: int) -> YamlNode:
         node = self.anchors.get(anchor)
         if node is None:
             raise TreeError(line, f"*{anchor} refers to nothing above it")
@@ -190,7 +190,7 @@ class _Builder:
 # Values of nodes ------------------------------------------------------------------------------
 
 
-def scalar(node: Node) -> "Scalar":
+def scalar(node: YamlNode) -> "Scalar":
     """Return the value of a scalar, None for null; TreeError if its tag doesn't fit.
 
     None for a list or a table.
@@ -211,7 +211,7 @@ def scalar(node: Node) -> "Scalar":
     return float(value) if tag == "float" and isinstance(value, int) else value
 
 
-def _decoded(node: Node) -> str:
+def _decoded(node: YamlNode) -> str:
     try:
         return base64.b64decode("".join((node.text or "").split()), validate=True).decode()
     except (binascii.Error, ValueError):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from gpuhook.base.config.model import Config
-    from gpuhook.base.state_directory import Lock
-    from gpuhook.core.inventory.fingerprint import Source
+    from gpuhook.base.state_directory import StateLock
+    from gpuhook.core.inventory.fingerprint import InventorySource
     from gpuhook.core.inventory.model import Inventory
 
 _TRIES = 3  # to make an inventory while nothing changes meanwhile
@@ -28,7 +28,7 @@ _LOST_SECONDS = 10.0  # how long an inventory with a lost device is valid
 _SPARE = 5.0  # seconds that a waiter allows beyond a driver's own limit
 
 
-def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "Inventory":
+def get_inventory(config: "Config", vendor: "InventorySource", *, save: bool = True) -> "Inventory":
     """Return the host's inventory of a vendor: the saved one if it is fresh, else a new one.
 
     A new one is saved for the next caller, unless ``save`` is off, the user lacks the rights, or
@@ -47,8 +47,12 @@ def get_inventory(config: "Config", vendor: "Source", *, save: bool = True) -> "
 
 
 def follow(
-    config: "Config", vendor: "Source", before: "Loaded | None" = None, *, ask: bool = False
-) -> "Loaded":
+    config: "Config",
+    vendor: "InventorySource",
+    before: "LoadedInventory | None" = None,
+    *,
+    ask: bool = False,
+) -> "LoadedInventory":
     """Return the host's inventory of a vendor, for callers that ask repeatedly.
 
     Returns ``before``, the previous result, while it is fresh. Otherwise, and always with
@@ -63,11 +67,11 @@ def follow(
     with folder:
         if not ask:
             return _load(folder, config, vendor) or _make_once(folder, config, vendor)
-        with _Turn(folder, config, vendor) as turn:
+        with _QueryTurn(folder, config, vendor) as turn:
             return _make(folder, config, vendor, turn)
 
 
-def refresh(config: "Config", vendor: "Source") -> "Inventory":
+def refresh(config: "Config", vendor: "InventorySource") -> "Inventory":
     """Make and save a vendor's inventory again, even if the saved one is fresh.
 
     DriverError if no driver works, it can't be saved, or this process sees only some devices.
@@ -75,7 +79,7 @@ def refresh(config: "Config", vendor: "Source") -> "Inventory":
     folder = StateDirectory.make(config.state_dir)
     if folder is None:
         raise _no_folder(config.state_dir)
-    with folder, _Turn(folder, config, vendor) as turn:
+    with folder, _QueryTurn(folder, config, vendor) as turn:
         made = _make(folder, config, vendor, turn)
     if made.withheld:
         raise DriverError(
@@ -108,7 +112,7 @@ def _unwritable(cause: str, path: str, error: OSError | None) -> DriverError:
     return DriverError(why, files.remedy(error, "Run this as root"))
 
 
-def saved(config: "Config", vendor: "Source") -> "Inventory | None":
+def saved(config: "Config", vendor: "InventorySource") -> "Inventory | None":
     """Return the saved inventory, None if there is no fresh one; asks no driver."""
     found = load(config, vendor)
     return None if found is None else found.inventory
@@ -117,7 +121,7 @@ def saved(config: "Config", vendor: "Source") -> "Inventory | None":
 # Making -------------------------------------------------------------------------------------
 
 
-def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Inventory":
+def _make_unsaved(config: "Config", vendor: "InventorySource", *, save: bool) -> "Inventory":
     folder = StateDirectory.make(config.state_dir) if save else None
     if folder is None:
         return _discover(config, vendor).inventory
@@ -125,9 +129,11 @@ def _make_unsaved(config: "Config", vendor: "Source", *, save: bool) -> "Invento
         return _make_once(folder, config, vendor).inventory
 
 
-def _make_once(folder: StateDirectory, config: "Config", vendor: "Source") -> "Loaded":
+def _make_once(
+    folder: StateDirectory, config: "Config", vendor: "InventorySource"
+) -> "LoadedInventory":
     """Make the inventory, or wait for the process that is making it."""
-    with _Turn(folder, config, vendor) as turn:
+    with _QueryTurn(folder, config, vendor) as turn:
         found = _load(folder, config, vendor)
         if found is not None:
             return found
@@ -135,7 +141,9 @@ def _make_once(folder: StateDirectory, config: "Config", vendor: "Source") -> "L
         return _make(folder, config, vendor, turn)
 
 
-def _make(folder: StateDirectory, config: "Config", vendor: "Source", turn: "_Turn") -> "Loaded":
+def _make(
+    folder: StateDirectory, config: "Config", vendor: "InventorySource", turn: "_QueryTurn"
+) -> "LoadedInventory":
     try:
         content = _discover(config, vendor)
     except DriverError as error:
@@ -156,7 +164,7 @@ def _make(folder: StateDirectory, config: "Config", vendor: "Source", turn: "_Tu
     return content
 
 
-def _discover(config: "Config", vendor: "Source") -> "Loaded":
+def _discover(config: "Config", vendor: "InventorySource") -> "LoadedInventory":
     """Discover the devices, again if anything changed meanwhile."""
     for _ in range(_TRIES):
         around = fingerprint.surroundings(config, vendor)
@@ -167,23 +175,25 @@ def _discover(config: "Config", vendor: "Source") -> "Loaded":
         written = (file.path for file in inventory.files if file.content)
         watched.update(fingerprint.watched(root, written))
         # A node may appear after its device: udev creates it.
-        content = Loaded(vendor, inventory, around, [*missing, *inventory.missing()], watched)
+        content = LoadedInventory(
+            vendor, inventory, around, [*missing, *inventory.missing()], watched
+        )
         if fingerprint.surroundings(config, vendor) == around:
             break
     # If it keeps changing, the old fingerprint is kept: it won't match, so this isn't reused.
     return content
 
 
-class _Turn:
+class _QueryTurn:
     """A turn at making the inventory, with its lock; that file also tells waiters of a failure.
 
     A waiter that waits longer than a driver may take continues without it (``lock`` is None).
     The lock only saves work.
     """
 
-    def __init__(self, folder: StateDirectory, config: "Config", vendor: "Source") -> None:
+    def __init__(self, folder: StateDirectory, config: "Config", vendor: "InventorySource") -> None:
         self._began = time.monotonic()
-        self.lock: Lock | None = None
+        self.lock: StateLock | None = None
         self.problem: OSError | None = None
         try:
             name = _file_name(config, vendor) + ".lock"
@@ -227,13 +237,13 @@ class _Turn:
 # Loading and saving --------------------------------------------------------------------------
 
 
-def _file_name(config: "Config", vendor: "Source") -> str:
+def _file_name(config: "Config", vendor: "InventorySource") -> str:
     """Return a file name unique for each vendor and set of settings, to avoid conflicts."""
     settings = jsontext.dumps(fingerprint.settings_of(config, vendor))
     return f"inventory-{vendor.names.NAME}-{digest(settings.encode())}"
 
 
-class Loaded:
+class LoadedInventory:
     """An inventory with the data that tells whether it still describes this host.
 
     ``around`` is its fingerprint, ``missing`` the paths that didn't exist, ``watched`` the statuses
@@ -243,7 +253,7 @@ class Loaded:
 
     def __init__(
         self,
-        vendor: "Source",
+        vendor: "InventorySource",
         inventory: "Inventory",
         around: "list[Any]",
         missing: list[str],
@@ -330,7 +340,7 @@ def identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def load(config: "Config", vendor: "Source") -> Loaded | None:
+def load(config: "Config", vendor: "InventorySource") -> LoadedInventory | None:
     """Return the saved inventory and its fingerprint; None if there is no fresh one."""
     folder = StateDirectory.open(config.state_dir)
     if folder is None:
@@ -339,7 +349,9 @@ def load(config: "Config", vendor: "Source") -> Loaded | None:
         return _load(folder, config, vendor)
 
 
-def _load(folder: StateDirectory, config: "Config", vendor: "Source") -> Loaded | None:
+def _load(
+    folder: StateDirectory, config: "Config", vendor: "InventorySource"
+) -> LoadedInventory | None:
     """Return the saved inventory, None unless it is complete, trustworthy and fresh."""
     whole = folder.read_checked(_file_name(config, vendor))
     if whole is None:
@@ -348,7 +360,7 @@ def _load(folder: StateDirectory, config: "Config", vendor: "Source") -> Loaded 
     try:
         around, missing, watched, inventory = jsontext.loads(text)
         made = vendor.inventory.from_json(inventory)
-        found = Loaded(vendor, made, around, missing, watched)
+        found = LoadedInventory(vendor, made, around, missing, watched)
     except (ValueError, KeyError, TypeError):
         return None
     found.read_from(status)

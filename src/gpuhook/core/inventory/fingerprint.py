@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.base.container.rootfs import Rootfs
-    from gpuhook.core.inventory.model import Inventory, Node
+    from gpuhook.core.inventory.model import DeviceNode, Inventory
 
-    class Source(Protocol):
+    class InventorySource(Protocol):
         """Source of an inventory: the part of a vendor that is used here."""
 
         @property
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 _SETTLED = 2.0  # seconds, more than the timestamp granularity of any local filesystem
 
 
-def settings_of(config: "Config", vendor: "Source") -> "list[Any]":
+def settings_of(config: "Config", vendor: "InventorySource") -> "list[Any]":
     """Return the settings that a vendor's inventory depends on, as JSON values."""
     values = [vendor.root(config), *(getattr(config, name) for name in vendor.settings)]
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
 
-def surroundings(config: "Config", vendor: "Source") -> "list[Any]":
+def surroundings(config: "Config", vendor: "InventorySource") -> "list[Any]":
     """Return an inventory's fingerprint as JSON values: if any changes, the inventory may too."""
     return [
         __version__,
@@ -80,7 +80,7 @@ def surroundings(config: "Config", vendor: "Source") -> "list[Any]":
     ]
 
 
-def same_nodes(root: str, nodes: "Iterable[Node]", crowded: tuple[str, ...]) -> bool:
+def same_nodes(root: str, nodes: "Iterable[DeviceNode]", crowded: tuple[str, ...]) -> bool:
     """Tell whether these device nodes are unchanged, including owner and mode.
 
     Nodes in a ``crowded`` folder are covered by the folder's own status: there may be thousands.

@@ -21,7 +21,7 @@ SOCKET = "ipc"  # kind of files that come and go: each start looks for them
 NOBODY = 65534  # the kernel's stand-in for an owner that isn't mapped into a user namespace
 
 
-class Node(Record):
+class DeviceNode(Record):
     """A character device: its path below the driver root, its numbers, mode and owner.
 
     ``inside`` is its path in a container, "" if that is the same.
@@ -133,7 +133,7 @@ class Device(Record):
     state: str = ""
 
 
-class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
+class Inventory(Record, devices=Device, nodes=DeviceNode, files=DriverFile):
     """Inventory of one vendor on one host.
 
     ``vendor`` is the vendor's name, ``root`` the driver root as a host path (/ or, for
@@ -147,13 +147,13 @@ class Inventory(Record, devices=Device, nodes=Node, files=DriverFile):
     root: str
     version: str
     devices: tuple[Device, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[DeviceNode, ...]
     control: tuple[str, ...] = ()
     files: tuple[DriverFile, ...] = ()
     lost: tuple[int, ...] = ()
     refused: tuple[str, ...] = ()
 
-    def node(self, path: str) -> Node | None:
+    def node(self, path: str) -> DeviceNode | None:
         """Return the node with that path below the driver root, if it exists."""
         for node in self.nodes:
             if node.path == path:

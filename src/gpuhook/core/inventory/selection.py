@@ -39,7 +39,7 @@ def select(
     device exists but can't be used.
     """
     selectors = tuple(selectors)
-    search = _Search(inventory, names, spaces, selectors)
+    search = _NameSearch(inventory, names, spaces, selectors)
     found: dict[str, Device] = {}
     for selector in selectors:
         for device in search.find(selector):
@@ -55,7 +55,7 @@ def fallen_off(lost: "Iterable[int]", names: "ModuleType") -> str:
     return f"{what} fallen off the bus (lost)"
 
 
-class _Search:
+class _NameSearch:
     """A search of an inventory, for several names."""
 
     __slots__ = ("asked", "indices", "inventory", "names", "spaces")

@@ -10,7 +10,7 @@ import os
 import stat
 
 from gpuhook.base.container import kernel
-from gpuhook.base.container.rootfs import Roots, SocketError, refuse_socket
+from gpuhook.base.container.rootfs import DriverRoots, SocketError, refuse_socket
 from gpuhook.base.errors import InjectError, LdCacheError, UntrustedPathError
 from gpuhook.base.loader import ldcache
 
@@ -18,10 +18,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.container.rootfs import Rootfs
-    from gpuhook.base.oci.process import Setting
-    from gpuhook.core.inventory.model import Node
+    from gpuhook.base.oci.process import EnvironmentSetting
+    from gpuhook.core.inventory.model import DeviceNode
 
     class _Writer(Protocol):  # core.plan.writer.PlanWriter; it imports this module
         def other(self, op: "Operation") -> None: ...
@@ -107,7 +107,7 @@ class Operation:
     def prepare(self, host: "Rootfs") -> None:
         """Open its sources in ``root``, which is opened as ``host``."""
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Execute the operation below the container's root."""
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class _Bind(Operation):
         attributes = attributes_of(self.options)  # protects: mount-flags
         kernel.set_mount_attributes(self._tree, attributes, self.source, self.cleared)
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Mount the clone on the destination; create the mount point if it is missing."""
         if self._tree < 0:
             if self.left_out:
@@ -295,7 +295,7 @@ class BindDevice(_Bind):
     cleared = kernel.MOUNT_ATTR_NODEV  # protects: nodev-cleared
     shown = (*_Bind.shown, "major", "minor")
 
-    def __init__(self, root: str, node: "Node", reason: str) -> None:
+    def __init__(self, root: str, node: "DeviceNode", reason: str) -> None:
         super().__init__(root, node.path, node.inside or node.path, DEVICE_OPTIONS, reason)
         self.node = node
         self.major, self.minor = node.numbers
@@ -348,7 +348,7 @@ class SetVariable(Operation):
     kind = "environment"
     by_runtime = True
 
-    def __init__(self, setting: "Setting") -> None:
+    def __init__(self, setting: "EnvironmentSetting") -> None:
         super().__init__(setting.reason)
         self.setting = setting
 
@@ -443,7 +443,7 @@ class Symlink(Operation):
         """Describe the link and its target."""
         return f"link {self.destination} to {self.target}"
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Create the link."""
         container.make_link(
             self.destination, self.target, replace=self._replace, renewed=self._renewed
@@ -500,7 +500,7 @@ class UpdateLdCache(Operation):
             os.close(self._program)
             self._program = -1
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Merge and replace the file; leave it if nothing changes."""
         old = container.read_file(LD_CACHE, _MAX_LD_CACHE)
         if old is None and not container.may_write(LD_CACHE):
@@ -558,7 +558,7 @@ class WriteFile(Operation):
         """Describe the file."""
         return f"write {self.destination}"
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Replace the file; leave it if it has the same content."""
         new = self.content.encode()
         if container.read_file(self.destination, _MAX_WRITTEN) != new:
@@ -575,7 +575,7 @@ def usable(operations: "list[Operation]") -> "tuple[list[Operation], list[str]]"
     UntrustedPathError if a container can't do without one.
     """
     found, left_out = [], []
-    with Roots() as roots:
+    with DriverRoots() as roots:
         for op in operations:
             try:
                 done = op.is_usable(roots.of(op.root))

@@ -101,7 +101,7 @@ def links_as_mounts(operations: "Iterable[Operation]") -> dict[str, BindFile]:
 
     Such a format can't change paths in a copied file either, so their targets are mounted there.
     """
-    found = Places().write(operations)
+    found = PlanIndex().write(operations)
     mounts: dict[str, BindFile] = {}
     for destination, link in found.links.items():
         target = found.targets[destination]
@@ -117,7 +117,7 @@ def links_as_mounts(operations: "Iterable[Operation]") -> dict[str, BindFile]:
     return mounts
 
 
-class Places(PlanWriter):
+class PlanIndex(PlanWriter):
     """Index of a plan's mounts, nodes and links, by their paths in the container.
 
     ``targets`` are the link targets, ``copies`` the changed files, each with the paths that it

@@ -1,7 +1,7 @@
 """Choice of devices for a container that asks for any: those that the fewest containers have.
 
 The records of running containers are counted and the choice is written under one lock
-(``leases.Lock``). The choice is a record of the process that starts the container, which lives
+(``leases.StateLock``). The choice is a record of the process that starts the container, which lives
 until the container has its own. The file ``choices`` has the last choices, so that a container
 that is started again gets its devices again, unless others are freer by then.
 """
@@ -10,7 +10,7 @@ import os
 
 from gpuhook.base.errors import HeldError, RequestError, UnknownDeviceError, listed, shown
 from gpuhook.base.oci import jsontext
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.base.state_directory import boot_id
 from gpuhook.core import contract
 from gpuhook.core.inventory import fingerprint, nearness
@@ -42,7 +42,7 @@ _NUMA = 100  # the score of one NUMA node: more than a path in the PCI tree has 
 _PCI = "/sys/bus/pci/devices"
 
 
-class Start:
+class ChoiceContext:
     """The start of a container, as far as a choice of free devices depends on it.
 
     ``process`` starts the container, and lives until its hooks have run; 0 if nothing is started.
@@ -104,7 +104,7 @@ def choose(
     wanted: int,
     inventory: "Inventory",
     config: "Config",
-    start: Start,
+    start: ChoiceContext,
 ) -> "tuple[Device, ...]":
     """Return ``wanted`` devices for a container, and write the choice down.
 
@@ -112,7 +112,7 @@ def choose(
     UnknownDeviceError if the host has too few.
     """
     _refuse_pod(start)
-    turn = _Turn(vendor, request, wanted, inventory, config, start)
+    turn = _Choice(vendor, request, wanted, inventory, config, start)
     folder = records.open_records(config.state_dir, make=start.process > 0)
     if folder is None:
         if start.process > 0:
@@ -128,7 +128,7 @@ def choose(
         raise _unknown(str(error.strerror)) from None
 
 
-def _refuse_pod(start: Start) -> None:
+def _refuse_pod(start: ChoiceContext) -> None:
     """Refuse a container of a pod: the kubelet allocates its devices."""
     if records.engine_of(start.bundle, start.annotations) in _PODS:  # protects: choice-pod
         raise RequestError(
@@ -145,7 +145,7 @@ def _unknown(why: str) -> HeldError:
     )
 
 
-class _Turn:
+class _Choice:
     """One choice for one container."""
 
     def __init__(
@@ -155,7 +155,7 @@ class _Turn:
         wanted: int,
         inventory: "Inventory",
         config: "Config",
-        start: Start,
+        start: ChoiceContext,
     ) -> None:
         self._vendor = vendor
         self._request = request
@@ -305,7 +305,7 @@ class _Turn:
             now = records.now(process)
         finally:
             os.close(process)
-        state = State(start.container, start.process, start.bundle, None)
+        state = ContainerState(start.container, start.process, start.bundle, None)
         record = {**records.describe(state, start.annotations, [grant]), **now, "starting": True}
         record["boot"] = boot_id()
         record["cgroups"] = {}
@@ -394,7 +394,7 @@ def _remembered(folder: "StateDirectory") -> "list[Any]":
 def _remember(
     folder: "StateDirectory",
     before: "list[Any]",
-    start: Start,
+    start: ChoiceContext,
     names: "ModuleType",
     devices: "tuple[Device, ...]",
 ) -> None:

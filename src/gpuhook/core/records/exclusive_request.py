@@ -9,7 +9,7 @@ import os
 
 from gpuhook.base.cgroup import access
 from gpuhook.base.errors import CdiError, DriverError
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core import contract, spec_devices
 from gpuhook.core.inventory.cache import get_inventory
 from gpuhook.core.records import leases, records
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from gpuhook.base.config.model import Config
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.contract import Grant, Known
     from gpuhook.core.inventory.model import Inventory
-    from gpuhook.core.records.choice import Start
+    from gpuhook.core.records.choice import ChoiceContext
 
     Numbers = tuple[int, int]  # major and minor
 
-    class Allocation(Protocol):
+    class AllocatedDevices(Protocol):
         """A container's devices: ``core.resolve.Allocation``."""
 
         grants: list[Grant]
         cdi_devices: tuple[str, ...]
         chosen: tuple[str, ...]
-        start: Start | None
+        start: ChoiceContext | None
 
-    class MemoryLimits(Protocol):
+    class DeviceLimits(Protocol):
         """Memory limits of a container's devices: ``core.memory_limits.MemoryLimits``."""
 
-        def set(self, process: int, *, container: "Container") -> None:
+        def set(self, process: int, *, container: "ContainerRootfs") -> None:
             """Set all limits; MemoryLimitError."""
 
         def to_json(self) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def describe(
-    state: "State",
+    state: "ContainerState",
     spec: "Spec",
     grants: "Sequence[Grant]",
     names: "Sequence[str]",
@@ -85,7 +85,7 @@ def describe(
     return {**record, "documents": documents}
 
 
-class _Given:
+class _DeviceAccess:
     """Character devices that a container is given: by nodes, and by rules of its cgroup."""
 
     def __init__(self, nodes: "set[Numbers]", rules: "list[dict[str, Any]]") -> None:
@@ -101,7 +101,7 @@ class _Given:
         return (numbers & self._nodes) | allowed  # protects: claimed-rule
 
 
-def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
+def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _DeviceAccess:
     """Return what a container is given.
 
     If a privileged container may open every device, only devices from CDI specs count.
@@ -110,13 +110,13 @@ def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _Given:
     # protects: claimed-unprivileged
     if not (is_privileged(spec.data) and any(map(spec_devices.allows_all, rules))):
         nodes = spec_devices.numbers(spec.data, os.path.dirname(spec.path))
-        return _Given(nodes, rules if spec_devices.opened(rules) else [])
+        return _DeviceAccess(nodes, rules if spec_devices.opened(rules) else [])
     if not names:
-        return _Given(set(), [])
+        return _DeviceAccess(set(), [])
     from gpuhook.core.cdi import apply, parse_cache  # noqa: PLC0415 - only for such containers
 
     edits = apply.resolve(parse_cache.read_folders(config), names)
-    return _Given(spec_devices.numbers(apply.apply({}, edits)), [])
+    return _DeviceAccess(spec_devices.numbers(apply.apply({}, edits)), [])
 
 
 def _inventory(
@@ -147,7 +147,7 @@ def _add(record: "dict[str, Any]", found: "dict[str, Any]") -> None:
     record["given"].append(found)
 
 
-def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
+def _of_documents(kind: str, given: _DeviceAccess, config: "Config") -> dict[str, str]:
     """Return the nodes of a kind that only CDI specs describe, "MAJOR:MINOR", and their owners.
 
     A node is a device's own if the devices that have it contain each other, as ``all`` and
@@ -176,13 +176,15 @@ def _of_documents(kind: str, given: _Given, config: "Config") -> dict[str, str]:
 # Taking devices ---------------------------------------------------------------------------------
 
 
-def check(spec: "Spec", resolved: "Allocation | None", known: "Known", config: "Config") -> bool:
+def check(
+    spec: "Spec", resolved: "AllocatedDevices | None", known: "Known", config: "Config"
+) -> bool:
     """Tell whether a container has exclusive devices; HeldError if another one has one of them.
 
     An early check, before the low-level runtime is called, or if no container is started. Writing
     the record decides. ``resolved`` is None if the container requests nothing from gpuhook.
     """
-    record = describe(State("", 0, "", None), spec, *_asked(resolved), known, config)
+    record = describe(ContainerState("", 0, "", None), spec, *_asked(resolved), known, config)
     device = leases.wants(record, config.exclusive)
     if not device:
         return False
@@ -195,13 +197,13 @@ def check(spec: "Spec", resolved: "Allocation | None", known: "Known", config: "
 
 
 def take(
-    container: "Container",
-    state: "State",
+    container: "ContainerRootfs",
+    state: "ContainerState",
     spec: "Spec",
-    resolved: "Allocation | None",
+    resolved: "AllocatedDevices | None",
     known: "Known",
     config: "Config",
-    limits: "MemoryLimits | None" = None,
+    limits: "DeviceLimits | None" = None,
 ) -> None:
     """Write the record of a container with devices in its config.json; set its limits.
 
@@ -218,5 +220,5 @@ def take(
             limits.set(process, container=container)
 
 
-def _asked(resolved: "Allocation | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
+def _asked(resolved: "AllocatedDevices | None") -> "tuple[Sequence[Grant], tuple[str, ...]]":
     return ((), ()) if resolved is None else (resolved.grants, resolved.cdi_devices)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from gpuhook.base.state_directory import Lock, StateDirectory
+    from gpuhook.base.state_directory import StateDirectory, StateLock
 
 LOCK = "lock"  # in the folder of the records
 
@@ -151,7 +151,7 @@ def _called(name: str) -> str:
 # One at a time ---------------------------------------------------------------------------------
 
 
-def lock(folder: "StateDirectory") -> "Lock":
+def lock(folder: "StateDirectory") -> "StateLock":
     """Lock the folder of the records, to check holders and write a record.
 
     HeldError if another process holds the lock too long; OSError if it can't be created.

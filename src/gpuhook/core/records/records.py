@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Self
 
-    from gpuhook.base.oci.spec import State
+    from gpuhook.base.oci.spec import ContainerState
     from gpuhook.core.contract import Grant
     from gpuhook.core.inventory.model import Device, Inventory
 
@@ -93,7 +93,9 @@ _SHIM_FOLDER = "/io.containerd.runtime.v2.task/"  # followed by containerd's nam
 _CONTAINERD = {"moby": "docker", "k8s.io": "kubernetes"}
 
 
-def describe(state: "State", annotations: "Any", grants: "Iterable[Grant]") -> "dict[str, Any]":
+def describe(
+    state: "ContainerState", annotations: "Any", grants: "Iterable[Grant]"
+) -> "dict[str, Any]":
     """Return the record of a container: its identity, its request and its devices.
 
     ``annotations`` are those of config.json, of any shape.

@@ -30,7 +30,7 @@ _MOST_SIZES = 1 << 10  # in one setting: more than there are devices
 _REMEDY = "Write a size such as 8GiB, 8192MiB, 50% or a number of bytes, or NAME=SIZE,NAME=SIZE"
 
 
-class Word(Record):
+class MemorySetting(Record):
     """A container's setting of device memory, from one source.
 
     ``entries`` are (name, size) pairs; the name is "" for each of the container's devices.
@@ -44,13 +44,13 @@ class Word(Record):
     exceeds: bool = False
 
 
-class Words(Record):
+class MemorySettings(Record):
     """All settings of a container, and whether it may ask for more than others.
 
     ``imposed`` means that some come from a cluster's mounts, not from the container itself.
     """
 
-    said: tuple[Word, ...]
+    said: tuple[MemorySetting, ...]
     privileged: bool
     imposed: bool
 
@@ -78,7 +78,7 @@ def parse(text: str, source: str) -> "tuple[tuple[str, Size], ...]":
     return tuple(found)
 
 
-def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
+def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> MemorySettings:
     """Return a container's settings; MemoryLimitError if they are malformed.
 
     Mounts are read below the folders of ``vendors`` (names), those of the container's devices.
@@ -91,22 +91,22 @@ def read(reader: "SpecReader", vendors: "Iterable[ModuleType]" = ()) -> Words:
     said = []
     if MEMORY_VARIABLE in reader.env:
         source, text = MEMORY_VARIABLE, reader.env[MEMORY_VARIABLE]
-        said.append(Word(source, parse(text, source), heard))
+        said.append(MemorySetting(source, parse(text, source), heard))
     if MEMORY_ANNOTATION in reader.annotations:
         source = f"The annotation {MEMORY_ANNOTATION}"
         text = reader.annotations[MEMORY_ANNOTATION]
         if not isinstance(text, str):
             raise MemoryLimitError(f"{source} isn't a text", _REMEDY)
-        said.append(Word(source, parse(text, source), heard and config.reads_annotations))
+        said.append(MemorySetting(source, parse(text, source), heard and config.reads_annotations))
     mounted = [word for names in vendors for word in _by_mounts(reader, names)]
     said += mounted  # protects: limit-mounts
     said += [word for names in vendors for word in by_variables(reader.env, names)]
     for names in vendors:
         said += by_annotations(reader.annotations, names, _own_names(reader.annotations))
-    return Words(tuple(said), privileged, bool(mounted))
+    return MemorySettings(tuple(said), privileged, bool(mounted))
 
 
-def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
+def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[MemorySetting]":
     """Return the settings in mounts below a vendor's folder, for its devices only."""
     found = []
     for size, device in MountRequests(reader.mounts, names.MOUNTS).memory_limits:
@@ -116,11 +116,13 @@ def _by_mounts(reader: "SpecReader", names: "ModuleType") -> "list[Word]":
             raise MemoryLimitError(
                 f"{source} has {shown(size)}, which isn't a memory size", _REMEDY
             )
-        found.append(Word(source, ((f"{names.KIND}={device or 'all'}", limit),), widens=False))
+        found.append(
+            MemorySetting(source, ((f"{names.KIND}={device or 'all'}", limit),), widens=False)
+        )
     return found
 
 
-def by_variables(env: "Mapping[str, str]", names: "ModuleType") -> "list[Word]":
+def by_variables(env: "Mapping[str, str]", names: "ModuleType") -> "list[MemorySetting]":
     """Return the limit in a vendor's own variables, for all its devices, in whole MiB.
 
     If only the limit or only the request is set, the other one is equal. The limit is enforced.
@@ -138,7 +140,7 @@ def by_variables(env: "Mapping[str, str]", names: "ModuleType") -> "list[Word]":
 
 def by_annotations(
     annotations: "Mapping[str, Any]", names: "ModuleType", containers: "Iterable[str]"
-) -> "list[Word]":
+) -> "list[MemorySetting]":
     """Return the limit in a pod's annotations for one of its containers, as quantities.
 
     ``containers`` are the container's names: none if it is unknown, and then the annotations of
@@ -192,7 +194,7 @@ def _own_names(annotations: "Mapping[str, Any]") -> "list[str]":
 
 def _paired(
     found: "Mapping[str, Size]", sources: "Sequence[str]", names: "ModuleType"
-) -> "list[Word]":
+) -> "list[MemorySetting]":
     """Return the limit of a pair of sources, limit and request; [] if there is neither."""
     if not found:
         return []
@@ -209,7 +211,7 @@ def _paired(
         return []  # a request for nothing, and no limit
     source = limit_name if limit_name in found else request_name
     # protects: limit-variables
-    return [Word(source, ((f"{names.KIND}=all", limit),), widens=False, exceeds=True)]
+    return [MemorySetting(source, ((f"{names.KIND}=all", limit),), widens=False, exceeds=True)]
 
 
 def _mebibytes(text: str, source: str) -> int:
@@ -225,7 +227,7 @@ def _mebibytes(text: str, source: str) -> int:
 
 
 def decide(
-    said: "Iterable[tuple[Word, Size]]",
+    said: "Iterable[tuple[MemorySetting, Size]]",
     memory: int,
     config: "Config",
     device: str,
@@ -256,7 +258,7 @@ def _by(key: str, size: Size) -> str:
     return f"{key} in {SECTION} is {size.text}"
 
 
-def _checked(word: Word, size: Size, memory: int, device: str) -> int:
+def _checked(word: MemorySetting, size: Size, memory: int, device: str) -> int:
     found = min(size.of(memory), memory) if word.exceeds else size.of(memory)
     if 0 < found <= memory:
         return found

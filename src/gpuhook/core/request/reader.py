@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         def options(self) -> Record | None:
             """Return the defaults, for a container without further settings."""
 
-        def read(self, reading: "Reading", options: Any) -> None:
+        def read(self, reading: "RequestReader", options: Any) -> None:
             """Read a container's settings other than devices."""
 
 
@@ -108,7 +108,7 @@ class SpecReader:
         set to what had been read. A container without device requests never fails because of
         other settings.
         """
-        reading = Reading(self, names)
+        reading = RequestReader(self, names)
         try:
             reading.read(vendor, more)
         except RequestError as error:
@@ -149,7 +149,7 @@ class SpecReader:
         return found
 
 
-class Reading:
+class RequestReader:
     """One vendor's reading of a spec; ``found`` collects the fields of the request.
 
     For the vendor's ``read``: ``env`` is the container's environment, ``config`` the

@@ -17,7 +17,7 @@ from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json, say, warn
 from gpuhook.tools.engines.prefix import state_folder
-from gpuhook.tools.root_folder.request import STDOUT, Asked, environment, settings
+from gpuhook.tools.root_folder.request import STDOUT, CallerRequest, environment, settings
 from gpuhook.vendors import registry
 
 _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
@@ -112,7 +112,7 @@ def apply(
         # protects: devices-of-before
         said = work.take_back(rootfs, state) if state and not fstab else []
         said = [*(resolved.absent if resolved else []), *said]
-        _say(work.Done(warnings=said), rootfs, output_format)
+        _say(work.WorkResult(warnings=said), rootfs, output_format)
         return
     if fstab:
         done = work.lines(rootfs, resolved, config, spec)
@@ -135,9 +135,9 @@ def _asked(
     defaults: tuple[str, ...],
     privileged: bool,
     own: bool,
-) -> Asked:
+) -> CallerRequest:
     usual = tuple((name, value or "") for name, value in settings(defaults))
-    return Asked(settings(variables), devices, environ, privileged, usual, own, rootfs)
+    return CallerRequest(settings(variables), devices, environ, privileged, usual, own, rootfs)
 
 
 def _undo(rootfs: str, state: str) -> None:
@@ -146,7 +146,9 @@ def _undo(rootfs: str, state: str) -> None:
     say(f"{rootfs}: {work.undo(rootfs, state)}")
 
 
-def _explain(rootfs: str, given: Asked, config_path: str | None, output_format: str) -> None:
+def _explain(
+    rootfs: str, given: CallerRequest, config_path: str | None, output_format: str
+) -> None:
     """Print what would be done, as gpuhook explain --rootfs does; status 1 if it would fail."""
     explanation = Explanation()
     config = load(config_path)
@@ -177,7 +179,10 @@ def _add(path: str, lines: list[str], rootfs: str) -> None:
 
 
 def _say(
-    done: work.Done, rootfs: str, output_format: str, printed: tuple[bool, bool] = (False, False)
+    done: work.WorkResult,
+    rootfs: str,
+    output_format: str,
+    printed: tuple[bool, bool] = (False, False),
 ) -> None:
     """Print what was done; printed lines are the only text on standard output."""
     if output_format == "json":

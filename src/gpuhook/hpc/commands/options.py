@@ -10,7 +10,7 @@ from gpuhook.core.plan.operations import Plan
 from gpuhook.hpc.rootfs import requests
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._output import warn
-from gpuhook.tools.root_folder.request import Asked, settings
+from gpuhook.tools.root_folder.request import CallerRequest, settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -47,7 +47,7 @@ def plan(
 
     ``warnings`` returns those of the format.
     """
-    asked = Asked(settings(variables), devices, privileged=True)
+    asked = CallerRequest(settings(variables), devices, privileged=True)
     done, made = requests.planned(rootfs or None, asked, load(config_path))
     for warning in (*done.warnings, *warnings(made)):
         warn(warning)

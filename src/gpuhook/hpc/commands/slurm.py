@@ -65,11 +65,11 @@ def gres_(config_path: str | None, node: str | None, output: str) -> None:
     raise_last(machine.failed)
 
 
-def _entry(owned: devices.Owned, cores: Cores, links: devices.Links) -> gres.Entry:
+def _entry(owned: devices.VendorDevice, cores: Cores, links: devices.Links) -> gres.GresEntry:
     vendor, device = owned.vendor.names.NAME, owned.device
     near = cores.near(device.bus_id, (owned.inventory.root,))
     word, files = gres.word(owned.model, vendor), tuple(owned.files)
-    return gres.Entry(vendor, word, files, near, device.id, links.get(device.id, {}))
+    return gres.GresEntry(vendor, word, files, near, device.id, links.get(device.id, {}))
 
 
 @slurm.command(

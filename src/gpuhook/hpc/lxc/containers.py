@@ -15,7 +15,7 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.errors import EngineError, FolderError, GpuhookError, shown
 from gpuhook.hpc.lxc import lines
 from gpuhook.hpc.lxc.engine import NAME
-from gpuhook.hpc.rootfs.requests import Request, Requests, Units, planned
+from gpuhook.hpc.rootfs.requests import FolderRequest, Requests, Units, planned
 from gpuhook.tools.engines import lxc_text
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
 from gpuhook.tools.engines.prefix import below
@@ -36,12 +36,12 @@ _MAPPED = re.compile(r"^\s*(?:lxc\.idmap\s*[:=]\s*[ugb]|unprivileged:\s*1\s*$)",
 
 
 @dataclass(frozen=True)
-class Container(Request):
+class LxcContainer(FolderRequest):
     """A container and its request; ``file`` is its configuration file."""
 
 
 @dataclass(frozen=True)
-class Files:
+class LxcFiles:
     """The contents of a container's files, and messages.
 
     ``units`` are its configuration file with the path that is to be included there, and the
@@ -52,7 +52,7 @@ class Files:
     warnings: tuple[str, ...]
 
 
-def files(container: Container, state: str, prefix: str = "") -> Files:
+def files(container: LxcContainer, state: str, prefix: str = "") -> LxcFiles:
     """Return a container's files; RequestError if it requests nothing.
 
     ``state`` is the state folder, ``prefix`` a folder to use as /.
@@ -79,7 +79,7 @@ def files(container: Container, state: str, prefix: str = "") -> Files:
     included = included_file(container.name, state)
     content = "".join(f"{line}\n" for line in (f"# {DROP_IN_HEADER}", *made))
     inside = included.removeprefix(prefix.rstrip("/"))
-    return Files(((config, inside), (included, content)), (*done.warnings, *said))
+    return LxcFiles(((config, inside), (included, content)), (*done.warnings, *said))
 
 
 def included_file(name: str, state: str) -> str:
@@ -87,7 +87,7 @@ def included_file(name: str, state: str) -> str:
     return os.path.join(state, NAME, f"{lxc_text.PREFIX}{name}.conf")
 
 
-def guest(request: Request, prefix: str) -> Container:
+def guest(request: FolderRequest, prefix: str) -> LxcContainer:
     """Return the container of a request; EngineError if there is none on this host."""
     request.check("an LXC container's")
     name = request.name
@@ -95,7 +95,7 @@ def guest(request: Request, prefix: str) -> Container:
     places = (request.file.removeprefix(prefix.rstrip("/")),) if request.file else usual
     for place in places:
         if os.path.lexists(below(prefix, place)):
-            return Container(**{**vars(request), "file": place})
+            return LxcContainer(**{**vars(request), "file": place})
     verb = "doesn't" if request.file else "don't"
     raise EngineError(
         f"There is no LXC container {name} here: {' and '.join(places)} {verb} exist",
@@ -115,7 +115,7 @@ def _text(path: str) -> str:
     return text.partition("\n[")[0] if lxc_text.is_proxmox(path) else text
 
 
-def _rootfs(container: Container, text: str, prefix: str) -> str | None:
+def _rootfs(container: LxcContainer, text: str, prefix: str) -> str | None:
     """Return the root folder, None if it isn't a folder: an image is treated like Debian's."""
     found = _ROOTFS.findall(text)
     path = container.rootfs or (below(prefix, found[-1]) if found else "")
@@ -162,7 +162,7 @@ def refresh(state: str) -> tuple[list[str], list[GpuhookError]]:
     Containers' own files stay unchanged, so a line that their owner has removed stays removed.
     """
 
-    def units(container: Container) -> Units:
+    def units(container: LxcContainer) -> Units:
         if not os.path.exists(container.file):
             return ()  # it was destroyed
         (config, _), included = files(container, state).units
@@ -171,12 +171,12 @@ def refresh(state: str) -> tuple[list[str], list[GpuhookError]]:
     return requests(state).refresh(units)
 
 
-def requests(state: str) -> Requests[Container]:
+def requests(state: str) -> Requests[LxcContainer]:
     """Return the stored requests."""
-    return Requests(state, NAME, Container)
+    return Requests(state, NAME, LxcContainer)
 
 
-def remember(state: str, container: Container) -> None:
+def remember(state: str, container: LxcContainer) -> None:
     """Store a container, in place of its earlier request."""
     requests(state).put(container)
 

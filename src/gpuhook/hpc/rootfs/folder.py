@@ -3,20 +3,20 @@
 import contextlib
 
 from gpuhook.base.container import kernel
-from gpuhook.base.container.changes import Container
+from gpuhook.base.container.changes import ContainerRootfs
 from gpuhook.hpc.rootfs import mount_tracking
-from gpuhook.hpc.rootfs.record import Identity, Record
+from gpuhook.hpc.rootfs.record import FolderIdentity, FolderRecord
 
 
-class Folder(Container):
+class Folder(ContainerRootfs):
     """A root folder; with a ``record``, mounts and writes are recorded there first."""
 
-    record: Record | None = None
+    record: FolderRecord | None = None
 
-    def identity(self) -> Identity:
+    def identity(self) -> FolderIdentity:
         """Return the folder's identity."""
         fd = self.folder("/")
-        return Identity(*kernel.identity(fd), kernel.born(fd))
+        return FolderIdentity(*kernel.identity(fd), kernel.born(fd))
 
     def settle_identity(self) -> None:
         """Make the first change now, because overlayfs then changes the folder's birth time."""
@@ -33,7 +33,7 @@ class Folder(Container):
             self.record.note_mount(mount_tracking.attached(tree))  # protects: mount-noted
 
     def replace_file(self, path: str, data: bytes, mode: int) -> None:
-        """Replace a file's content as ``Container`` does, and record that first."""
+        """Replace a file's content as ``ContainerRootfs`` does, and record that first."""
         if self.record is not None:
             self.record.note_written(path, data)  # protects: write-noted
         super().replace_file(path, data, mode)

@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.core.plan.operations import (
     DEVICE_OPTIONS,
     AllowDevice,
@@ -91,7 +91,7 @@ class _Variables(PlanWriter):
         self.values[name] = _value(op.setting, self.values.get(name), self._env)
 
 
-def _value(setting: Setting, earlier: str | None, env: dict[str, str]) -> str:
+def _value(setting: EnvironmentSetting, earlier: str | None, env: dict[str, str]) -> str:
     """Return a variable's new value; a prefix may already be present."""
     old = env.get(setting.name, "") if earlier is None else earlier
     if not setting.front or not old:

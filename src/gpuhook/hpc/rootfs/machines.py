@@ -8,13 +8,13 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.errors import GpuhookError
 from gpuhook.hpc.rootfs import units
 from gpuhook.hpc.rootfs.nspawn_engine import NAME as NSPAWN
-from gpuhook.hpc.rootfs.requests import Request, Requests, planned
+from gpuhook.hpc.rootfs.requests import FolderRequest, Requests, planned
 
 _MACHINES = "/var/lib/machines"
 
 
 @dataclass(frozen=True)
-class Machine(Request):
+class NspawnMachine(FolderRequest):
     """A machine and its request; its root folder is by default in /var/lib/machines."""
 
     @property
@@ -25,20 +25,20 @@ class Machine(Request):
 
 
 @dataclass(frozen=True)
-class Files:
+class MachineFiles:
     """The contents of a machine's .nspawn file and its unit's drop-in, and messages."""
 
     units: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
 
 
-def guest(request: Request, prefix: str) -> Machine:
+def guest(request: FolderRequest, prefix: str) -> NspawnMachine:
     """Return the machine of a request."""
     del prefix
-    return Machine(**vars(request))
+    return NspawnMachine(**vars(request))
 
 
-def files(machine: Machine, state: str = "", prefix: str = "") -> Files:  # noqa: ARG001
+def files(machine: NspawnMachine, state: str = "", prefix: str = "") -> MachineFiles:  # noqa: ARG001
     """Return a machine's files, with gpuhook's lines; RequestError if it requests nothing."""
     machine.check("a machine's")
     done, plan = planned(machine.folder, machine.asked, load(machine.config))
@@ -46,7 +46,7 @@ def files(machine: Machine, state: str = "", prefix: str = "") -> Files:  # noqa
     allow = "".join(f"{line}\n" for line in units.allowed(plan))
     drop_in = f"/etc/systemd/system/systemd-nspawn@{machine.name}.service.d/50-gpuhook.conf"
     both = (f"/etc/systemd/nspawn/{machine.name}.nspawn", text), (drop_in, allow)
-    return Files(both, (*done.warnings, *units.warnings(plan)))
+    return MachineFiles(both, (*done.warnings, *units.warnings(plan)))
 
 
 def refresh(state: str) -> tuple[list[str], list[GpuhookError]]:
@@ -54,7 +54,7 @@ def refresh(state: str) -> tuple[list[str], list[GpuhookError]]:
     return _requests(state).refresh(lambda machine: files(machine).units)
 
 
-def remember(state: str, machine: Machine) -> None:
+def remember(state: str, machine: NspawnMachine) -> None:
     """Store a machine, in place of its earlier request."""
     _requests(state).put(machine)
 
@@ -64,5 +64,5 @@ def forget(state: str, paths: Iterable[str]) -> None:
     _requests(state).drop({os.path.basename(path).removesuffix(".nspawn") for path in paths})
 
 
-def _requests(state: str) -> Requests[Machine]:
-    return Requests(state, NSPAWN, Machine)
+def _requests(state: str) -> Requests[NspawnMachine]:
+    return Requests(state, NSPAWN, NspawnMachine)

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 
 from gpuhook.base.container import kernel
 from gpuhook.base.host import proc
-from gpuhook.hpc.rootfs.record import Attached, Record, boot
+from gpuhook.hpc.rootfs.record import FolderRecord, MountRecord, boot
 
 _HIDDEN = "it is hidden by another mount"
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def attached(tree: int) -> Attached:
+def attached(tree: int) -> MountRecord:
     """Return the identity of a mount that isn't attached yet; OSError on an old kernel."""
-    return Attached(kernel.unique_mount_id(tree), kernel.mount_id(tree), *kernel.identity(tree))
+    return MountRecord(kernel.unique_mount_id(tree), kernel.mount_id(tree), *kernel.identity(tree))
 
 
 def namespace() -> int:
@@ -32,22 +32,22 @@ def table(folder: str) -> list[list[str]]:
     return [_described(mount, point, folder) for mount, point in _below(folder)]
 
 
-def _below(folder: str) -> Iterator[tuple[proc.Mount, str]]:
+def _below(folder: str) -> Iterator[tuple[proc.MountInfo, str]]:
     for mount, point in _all():
         if point == folder or point.startswith(f"{folder.rstrip('/')}/"):
             yield mount, point
 
 
-def _all() -> Iterator[tuple[proc.Mount, str]]:
+def _all() -> Iterator[tuple[proc.MountInfo, str]]:
     for mount in proc.Mounts(proc.read("/proc/self/mountinfo")):
         yield mount, proc.unescaped(mount.point)
 
 
-def _described(mount: proc.Mount, point: str, folder: str) -> list[str]:
+def _described(mount: proc.MountInfo, point: str, folder: str) -> list[str]:
     return [point.removeprefix(folder), os.fsdecode(mount.device), os.fsdecode(mount.root)]
 
 
-def take_off(record: Record, folder: str, on: str = "") -> list[str]:
+def take_off(record: FolderRecord, folder: str, on: str = "") -> list[str]:
     """Unmount our remaining mounts, or only those ``on`` a path; return failures as sentences.
 
     ``folder`` is the folder's current path.
@@ -64,12 +64,12 @@ def take_off(record: Record, folder: str, on: str = "") -> list[str]:
     ]
 
 
-def left(record: Record) -> list[str]:
+def left(record: FolderRecord) -> list[str]:
     """Return the mount points of our remaining mounts, as far as the kernel shows them."""
     return [point for _, point in _left(record, {})] if record.boot == boot() else []
 
 
-def elsewhere(record: Record) -> str | None:
+def elsewhere(record: FolderRecord) -> str | None:
     """Return a process in another mount namespace that still has a mount of ours."""
     if record.boot != boot() or record.namespace == namespace():
         return None
@@ -82,7 +82,7 @@ def elsewhere(record: Record) -> str | None:
     return None
 
 
-def _has_ids(record: Record) -> bool:
+def _has_ids(record: FolderRecord) -> bool:
     same = record.namespace == namespace()
     return same and all(mount.unique is not None for mount in record.mounts)
 
@@ -90,7 +90,9 @@ def _has_ids(record: Record) -> bool:
 Ours = Callable[[int], bool]
 
 
-def _by_id(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, str, Ours]]:
+def _by_id(
+    record: FolderRecord, folder: str, on: str
+) -> Iterator[tuple[proc.MountInfo, str, Ours]]:
     """Yield mounts that may be ours, the newest first, with a test for a descriptor of each."""
     del folder  # its owner may have moved them out of it
     ids = {mount.unique for mount in record.mounts}
@@ -100,7 +102,9 @@ def _by_id(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, s
             yield mount, point, lambda fd: kernel.unique_mount_id(fd) in ids
 
 
-def _by_file(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount, str, Ours]]:
+def _by_file(
+    record: FolderRecord, folder: str, on: str
+) -> Iterator[tuple[proc.MountInfo, str, Ours]]:
     """Yield mounts that may be ours, as above."""
     files = {(mount.device, mount.inode) for mount in record.mounts}
     for mount, point in [*_below(folder)][::-1]:
@@ -108,7 +112,7 @@ def _by_file(record: Record, folder: str, on: str) -> Iterator[tuple[proc.Mount,
             yield mount, point, lambda fd: kernel.identity(fd) in files
 
 
-def _detached(mount: proc.Mount, point: str, is_ours: Ours, failed: dict[int, str]) -> bool:
+def _detached(mount: proc.MountInfo, point: str, is_ours: Ours, failed: dict[int, str]) -> bool:
     """Unmount a mount and those on top of it; return whether it succeeded.
 
     The reason of a failure is in ``failed``, by the mount's number.
@@ -132,7 +136,7 @@ def _detached(mount: proc.Mount, point: str, is_ours: Ours, failed: dict[int, st
     return False
 
 
-def _left(record: Record, failed: dict[int, str]) -> list[tuple[int, str]]:
+def _left(record: FolderRecord, failed: dict[int, str]) -> list[tuple[int, str]]:
     """Return the numbers and mount points of our remaining mounts."""
     if _has_ids(record):
         mounts = [each for each in record.mounts if each.unique and kernel.is_mounted(each.unique)]

@@ -36,7 +36,7 @@ _NOTES = ({"mount": _MOUNT}, {"place": int, "now": str})
 
 
 @dataclass(frozen=True)
-class Identity:
+class FolderIdentity:
     """A folder's identity: its filesystem, its inode, and its birth time in ns.
 
     Some filesystems get another ``device`` at each mount. Some don't store birth times: then
@@ -49,7 +49,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Attached:
+class MountRecord:
     """A mount of ours: ``kernel.unique_mount_id``, ``kernel.mount_id``, and its root's identity."""
 
     unique: int | None
@@ -59,7 +59,7 @@ class Attached:
 
 
 @dataclass
-class Record:
+class FolderRecord:
     """The record of a folder, in the file ``path``.
 
     ``boot`` and ``namespace`` are the boot and the mount namespace of our mounts; ``there`` are
@@ -68,14 +68,14 @@ class Record:
 
     path: str
     rootfs: str
-    folder: Identity
+    folder: FolderIdentity
     boot: str
     namespace: int
     there: list[list[str]]
     places: list[Place]
-    mounts: list[Attached] = field(default_factory=list)
+    mounts: list[MountRecord] = field(default_factory=list)
 
-    def is_of(self, folder: Identity) -> bool:
+    def is_of(self, folder: FolderIdentity) -> bool:
         """Tell whether this is the record of a folder."""
         mine = self.folder
         if (mine.inode, mine.born) != (folder.inode, folder.born):  # protects: noted-folder
@@ -98,7 +98,7 @@ class Record:
                 "Name a writable folder with --state-dir, or use --no-undo",
             ) from None
 
-    def note_mount(self, mount: Attached) -> None:
+    def note_mount(self, mount: MountRecord) -> None:
         """Record a mount before it is attached; OSError if that fails."""
         self._note({"mount": asdict(mount)}, lasting=False)  # a mount doesn't outlive a reboot
         self.mounts.append(mount)
@@ -147,21 +147,21 @@ def file_of(state: str, rootfs: str) -> str:
     return os.path.join(state, _FOLDER, f"{digest(os.fsencode(rootfs))[:32]}{_ENDING}")
 
 
-def load(path: str) -> Record | None:
+def load(path: str) -> FolderRecord | None:
     """Return the record in a file, None if there is no file; FolderError for a damaged one."""
     try:
         host_files.check_writers(path)
         *lines, torn = host_files.read(path, _MAX_BYTES).split(b"\n")  # of a run that was killed
         del torn
         head, was, *notes = map(json.loads, lines)
-        found = Record(path, folder=Identity(**head.pop("folder")), **head, **was)
+        found = FolderRecord(path, folder=FolderIdentity(**head.pop("folder")), **head, **was)
         if not _is_sound(found):
             raise ValueError("its first line isn't a record of a folder")
         for note in notes:
             if not any(has_form(note, form) for form in _NOTES):
                 raise ValueError("a line isn't a record of a change")
             if "mount" in note:
-                found.mounts.append(Attached(**note["mount"]))
+                found.mounts.append(MountRecord(**note["mount"]))
             else:
                 found.places[note["place"]]["now"] = note["now"]
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def load(path: str) -> Record | None:
     return found
 
 
-def _is_sound(record: Record) -> bool:
+def _is_sound(record: FolderRecord) -> bool:
     """Tell whether a record has the form written by ``save``, with places of ``before.look``."""
     values = {key: getattr(record, key) for key in _FORM}
     identity = has_form(asdict(record.folder), {"device": int, "inode": int, "born": int | None})
@@ -190,7 +190,7 @@ def _is_place(place: Place) -> bool:
     return has_form(place, {**may, "was": needed})
 
 
-def search(state: str, folder: Identity) -> Record | None:
+def search(state: str, folder: FolderIdentity) -> FolderRecord | None:
     """Return the record of a folder that has moved from another path, None if there is none."""
     parent = os.path.join(state, _FOLDER)
     try:

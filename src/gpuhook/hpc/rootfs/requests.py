@@ -19,11 +19,11 @@ from gpuhook.core.resolve import Progress, resolve
 from gpuhook.hpc.rootfs import fstab, work
 from gpuhook.tools import root_folder
 from gpuhook.tools.engines import installer
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.state_file import StateFile
 from gpuhook.tools.engines.store import Store
-from gpuhook.tools.root_folder.request import Asked
+from gpuhook.tools.root_folder.request import CallerRequest
 from gpuhook.vendors import registry
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -31,7 +31,7 @@ Units = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Request:
+class FolderRequest:
     """The request of a machine or container; ``rootfs`` is its root folder, "" for the default.
 
     ``config`` is gpuhook's configuration file, None for the default. ``file`` is its own
@@ -54,12 +54,12 @@ class Request:
             )
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> CallerRequest:
         """The devices that it requests."""
-        return Asked(self.settings, self.devices, privileged=True)
+        return CallerRequest(self.settings, self.devices, privileged=True)
 
 
-Guest = TypeVar("Guest", bound=Request)
+Guest = TypeVar("Guest", bound=FolderRequest)
 
 
 class Requests(Generic[Guest]):
@@ -102,7 +102,7 @@ class Requests(Generic[Guest]):
         with store.locked():
             for each in known:
                 try:
-                    ask = Ask(runtimes=(), units=units(each))
+                    ask = EngineRequest(runtimes=(), units=units(each))
                     answer = ENGINES[self._engine].install(ask)
                     outcomes = installer.install(store, list(answer.targets))
                 except GpuhookError as error:  # protects: each-machine
@@ -131,7 +131,9 @@ class Requests(Generic[Guest]):
             os.rmdir(self._state)
 
 
-def planned(rootfs: str | None, asked: Asked, config: Config) -> tuple[work.Done, Plan]:
+def planned(
+    rootfs: str | None, asked: CallerRequest, config: Config
+) -> tuple[work.WorkResult, Plan]:
     """Return the plan for a configuration file; RequestError if nothing is requested."""
     root_folder.settle(config)
     known = registry.known(config)

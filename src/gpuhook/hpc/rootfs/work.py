@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuhook import inject
 from gpuhook.base.config.model import Config
-from gpuhook.base.container.changes import Container
+from gpuhook.base.container.changes import ContainerRootfs
 from gpuhook.base.errors import FolderError
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core.plan import image
@@ -17,15 +17,15 @@ from gpuhook.core.resolve import Allocation
 from gpuhook.hpc.rootfs import backup, fstab, mount_tracking
 from gpuhook.hpc.rootfs import record as records
 from gpuhook.hpc.rootfs.folder import Folder
-from gpuhook.hpc.rootfs.record import Record
+from gpuhook.hpc.rootfs.record import FolderRecord
 from gpuhook.tools import root_folder
-from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.engines.lock import FolderLock
 
 _PATIENCE = 60.0  # seconds
 
 
 @dataclass
-class Done:
+class WorkResult:
     """The result: changes made, steps left to others, and missing parts, as sentences."""
 
     operations: list[Operation] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Done:
     environment: list[str] = field(default_factory=list)
 
 
-def give(rootfs: str, resolved: Allocation, config: Config, spec: Spec, state: str) -> Done:
+def give(rootfs: str, resolved: Allocation, config: Config, spec: Spec, state: str) -> WorkResult:
     """Add the allocated devices to a folder; GpuhookError, and no change, if that fails.
 
     Devices of an earlier run are removed before. ``spec`` is the request. ``state`` is the folder
@@ -59,7 +59,7 @@ def give(rootfs: str, resolved: Allocation, config: Config, spec: Spec, state: s
             undone = root_folder.undone(plan)
             steps = [op for op in plan.operations if op not in undone]
             warnings = [*resolved.warnings(), *forgotten, *folder.skipped]
-            return Done(steps, undone, warnings)
+            return WorkResult(steps, undone, warnings)
 
 
 def take_back(rootfs: str, state: str) -> list[str]:
@@ -73,7 +73,7 @@ def take_back(rootfs: str, state: str) -> list[str]:
         return _make_room(rootfs, state)
 
 
-def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
+def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> FolderRecord:
     """Return the saved record of a folder before the first change."""
     place = folder.real_place()
     folder.settle_identity()
@@ -85,7 +85,7 @@ def _begun(rootfs: str, folder: Folder, plan: Plan, state: str) -> Record:
             "Fix or remove that path in the folder",
         ) from None
     there = mount_tracking.table(place)
-    begun = Record(
+    begun = FolderRecord(
         records.file_of(state, place), place, folder.identity(), records.boot(),
         mount_tracking.namespace(), there, places,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def _make_room(rootfs: str, state: str) -> list[str]:
     return [f"The record of another folder that was at {rootfs} is dropped"]
 
 
-def lines(rootfs: str, resolved: Allocation, config: Config, spec: Spec) -> Done:
+def lines(rootfs: str, resolved: Allocation, config: Config, spec: Spec) -> WorkResult:
     """Return the allocation as fstab lines; change nothing."""
     done, plan = planned(rootfs, resolved, config, spec)
     done.fstab = fstab.lines(plan)
@@ -113,7 +113,7 @@ def lines(rootfs: str, resolved: Allocation, config: Config, spec: Spec) -> Done
 
 def planned(
     rootfs: str | None, resolved: Allocation, config: Config, spec: Spec
-) -> tuple[Done, Plan]:
+) -> tuple[WorkResult, Plan]:
     """Return the plan for a program that mounts files itself, and messages on it.
 
     Without a root folder the image is assumed to be similar to Debian.
@@ -122,7 +122,7 @@ def planned(
     if rootfs is None:
         plan = make_plan(resolved.grants, image.unknown(), resolved.groups)
     else:
-        with inject.open_folder(rootfs, Container) as container:
+        with inject.open_folder(rootfs, ContainerRootfs) as container:
             found = inject.examine(container, config, resolved.examiners())
             plan = make_plan(resolved.grants, found, resolved.groups)
             plan = Plan([op for op in plan.operations if not op.is_kept(container)])
@@ -130,7 +130,7 @@ def planned(
     plan = Plan(operations)
     undone = [*root_folder.undone(plan), *fstab.FstabWriter().write(operations).unwritten]
     steps = [op for op in operations if op not in undone]
-    return Done(steps, undone, [*resolved.warnings(), *left_out]), plan
+    return WorkResult(steps, undone, [*resolved.warnings(), *left_out]), plan
 
 
 def undo(rootfs: str, state: str) -> str:
@@ -146,7 +146,7 @@ def undo(rootfs: str, state: str) -> str:
         return "nothing to undo" + (": another folder was given devices here" if stranger else "")
 
 
-def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
+def _known(rootfs: str, state: str) -> tuple[FolderRecord | None, FolderRecord | None]:
     """Return the record of a folder, and that of another folder that was at its path.
 
     FolderError if the other folder, at any path, still has mounts of ours.
@@ -155,7 +155,7 @@ def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
         place = folder.real_place()
     here = records.load(records.file_of(state, place))
     if here is not None:
-        # A killed run may leave the whole folder masked (Container._cover_by_data).
+        # A killed run may leave the whole folder masked (ContainerRootfs._cover_by_data).
         mount_tracking.take_off(here, place, on=place)  # protects: uncovered
     with inject.open_folder(rootfs, Folder) as folder:
         identity = folder.identity()
@@ -169,7 +169,7 @@ def _known(rootfs: str, state: str) -> tuple[Record | None, Record | None]:
     return records.search(state, identity), here
 
 
-def _take_back(rootfs: str, record: Record) -> None:
+def _take_back(rootfs: str, record: FolderRecord) -> None:
     """Restore a folder and remove its record; FolderError if a change can't be rolled back."""
     with _opened(rootfs, record) as folder:
         problems = mount_tracking.take_off(record, folder.real_place())
@@ -192,7 +192,7 @@ def _take_back(rootfs: str, record: Record) -> None:
 
 
 @contextlib.contextmanager
-def _opened(rootfs: str, record: Record) -> Iterator[Folder]:
+def _opened(rootfs: str, record: FolderRecord) -> Iterator[Folder]:
     """Open the folder of a record; FolderError if another folder is at its path."""
     with inject.open_folder(rootfs, Folder) as folder:
         if not record.is_of(folder.identity()):  # protects: undone-folder
@@ -203,7 +203,7 @@ def _opened(rootfs: str, record: Record) -> Iterator[Folder]:
         yield folder
 
 
-def _put_back(folder: Folder, record: Record) -> list[str]:
+def _put_back(folder: Folder, record: FolderRecord) -> list[str]:
     return [
         *mount_tracking.take_off(record, folder.real_place()),
         *backup.put_back(folder, record.places),
@@ -213,7 +213,7 @@ def _put_back(folder: Folder, record: Record) -> list[str]:
 def _locked(state: str) -> contextlib.AbstractContextManager[None]:
     if not state:
         return contextlib.nullcontext()
-    return Lock(_folder(state), "changing a root folder", _PATIENCE, FolderError).held()
+    return FolderLock(_folder(state), "changing a root folder", _PATIENCE, FolderError).held()
 
 
 def _folder(state: str) -> str:

@@ -15,7 +15,7 @@ from gpuhook.monitor.vendors import survey
 Links = dict[str, dict[str, int]]  # a device's id -> the others' -> the number of links
 
 
-class Owned(NamedTuple):
+class VendorDevice(NamedTuple):
     """A device with its vendor and inventory."""
 
     vendor: contract.Vendor
@@ -51,7 +51,7 @@ class Owned(NamedTuple):
 class SlurmDevices(NamedTuple):
     """Devices to allocate, warnings about others, and errors of drivers."""
 
-    devices: list[Owned]
+    devices: list[VendorDevice]
     warnings: list[str]
     failed: list[DriverError]
 
@@ -63,7 +63,7 @@ def devices_here(config: Config, *, whole: bool = True) -> SlurmDevices:
     and then counts as failing.
     """
 
-    def ask(vendor: contract.Vendor) -> tuple[list[Owned], list[str]]:
+    def ask(vendor: contract.Vendor) -> tuple[list[VendorDevice], list[str]]:
         away = vendor.withheld(config) if whole else []
         if away:  # protects: gres-whole
             raise DriverError(
@@ -80,7 +80,7 @@ def devices_here(config: Config, *, whole: bool = True) -> SlurmDevices:
 
 def _of(
     vendor: contract.Vendor, inventory: Inventory, config: Config
-) -> tuple[list[Owned], list[str]]:
+) -> tuple[list[VendorDevice], list[str]]:
     """Return a vendor's devices sorted by bus address, and the reasons why others are left out."""
     offered, warnings = vendor.offered(
         contract.Grant.of_document(vendor, inventory, config, inventory.devices)
@@ -95,12 +95,12 @@ def _of(
             what = f"{vendor.names.NOUN} {device.label}"
             warnings.append(f"{what}: there is no device node {listed(absent)}")
         elif device.nodes:
-            found.append(Owned(vendor, inventory, device))
+            found.append(VendorDevice(vendor, inventory, device))
     # Partitions of one device, and devices without a bus address, stay in the order of discovery.
     return sorted(found, key=lambda each: _place(each.device.bus_id)), warnings
 
 
-def links(devices: list[Owned], config: Config) -> tuple[Links, list[str]]:
+def links(devices: list[VendorDevice], config: Config) -> tuple[Links, list[str]]:
     """Return the number of links between whole devices, by their ids, and failures.
 
     Vendors with links have a module ``links``, whose scores count PER_LINK for each link.

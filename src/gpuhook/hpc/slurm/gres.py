@@ -22,7 +22,7 @@ _FLAGS = {"nvidia": "nvidia_gpu_env", "amd": "amd_gpu_env", "intel_gpu": "intel_
 _NO_FLAG = "no_gpu_env"
 
 
-class Entry(NamedTuple):
+class GresEntry(NamedTuple):
     """One device: its vendor's name, its type, files, and the cores near it ("": any).
 
     ``links`` has the number of links from the device ``id`` to others, by their ids.
@@ -49,7 +49,7 @@ def word(model: str, vendor: str) -> str:
     return text if text[0].isalpha() else f"{vendor}_{text}"
 
 
-def text(entries: Iterable[Entry], node: str) -> str:
+def text(entries: Iterable[GresEntry], node: str) -> str:
     """Return the lines of gres.conf for a node, with the lines for slurm.conf as comments.
 
     Slurm numbers devices by their types in slurm.conf's order, and within a type in the order of
@@ -73,14 +73,14 @@ def text(entries: Iterable[Entry], node: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _by_type(entries: Iterable[Entry]) -> list[Entry]:
-    groups: dict[str, list[Entry]] = {}
+def _by_type(entries: Iterable[GresEntry]) -> list[GresEntry]:
+    groups: dict[str, list[GresEntry]] = {}
     for each in entries:
         groups.setdefault(each.type, []).append(each)
     return [each for group in groups.values() for each in group]
 
 
-def _links(entry: Entry, ordered: list[Entry]) -> str:
+def _links(entry: GresEntry, ordered: list[GresEntry]) -> str:
     """Return the number of links to each device by Slurm's numbers, -1 for itself; "" if none."""
     if not entry.links:
         return ""
@@ -89,7 +89,7 @@ def _links(entry: Entry, ordered: list[Entry]) -> str:
     )
 
 
-def _line(entry: Entry, node: str, links: str) -> str:
+def _line(entry: GresEntry, node: str, links: str) -> str:
     for path in entry.files:
         if not _PATH.fullmatch(path):
             raise ConfigError(

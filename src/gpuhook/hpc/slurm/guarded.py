@@ -13,7 +13,7 @@ from gpuhook.base.errors import ConfigError
 from gpuhook.base.host import files
 from gpuhook.hpc.slurm import node as nodes
 from gpuhook.hpc.slurm.gres import NAME
-from gpuhook.hpc.slurm.node import Line, Node
+from gpuhook.hpc.slurm.node import Line, SlurmNode
 
 _SLURM_CONF, _GRES_CONF = "slurm.conf", "gres.conf"
 _PLUGIN = "cgroup"  # the task plugin that guards devices
@@ -24,7 +24,7 @@ _OFF = "off"
 _ONE, _SEVERAL = "file", "multiplefiles"
 
 
-class Guarded:
+class GresDevices:
     """The devices that gres.conf names, by their numbers; None if Slurm detects them itself.
 
     ``has_any`` is true if Slurm has any devices of this node.
@@ -40,7 +40,7 @@ class Guarded:
         return numbers is None or any(_number(path) in numbers for path in paths)
 
 
-def guarded(cgroup_conf: str) -> Guarded:
+def guarded(cgroup_conf: str) -> GresDevices:
     """Return the devices that Slurm guards, by the files in cgroup.conf's folder.
 
     ConfigError if it guards none. That needs a setting in cgroup.conf, a plugin in slurm.conf, and
@@ -62,11 +62,11 @@ def guarded(cgroup_conf: str) -> Guarded:
         raise _unguarded(f"{path} has no task/cgroup in TaskPlugin")
     here = nodes.node_here(nodes.lines(said), os.uname().nodename)
     if not includes and NAME not in ",".join(_values(said, "GresTypes")[-1:]).split(","):
-        here = Node(here.names, 0)
+        here = SlurmNode(here.names, 0)
     return _by_lines(os.path.join(folder, _GRES_CONF), here)
 
 
-def _by_lines(path: str, here: Node) -> Guarded:
+def _by_lines(path: str, here: SlurmNode) -> GresDevices:
     """Return the devices that Slurm guards on this node, by the lines of gres.conf."""
     every = nodes.lines(_whole(path))
     own = [line for line in every if here.has(line)]  # protects: slurm-own-lines
@@ -80,7 +80,7 @@ def _by_lines(path: str, here: Node) -> Guarded:
     # Lines for a node override lines for all nodes.
     if (_detect(named) or _detect(own)) - {_OFF}:
         none = here.gpus == 0
-        return Guarded(frozenset() if none else None, has_any=not none)
+        return GresDevices(frozenset() if none else None, has_any=not none)
     count = sum(len(_listed(line, _ONE)) + (_SEVERAL in line) for line in own if _is_guarded(line))
     # protects: slurm-all-lines
     if here.gpus is not None and count > here.gpus:
@@ -90,7 +90,7 @@ def _by_lines(path: str, here: Node) -> Guarded:
             f"Set Gres and GresTypes in {_SLURM_CONF} as `gpuhook slurm gres` prints them, and "
             "restart slurmctld and slurmd",
         )
-    return Guarded(frozenset(_numbers(_files(own))), has_any=count > 0)
+    return GresDevices(frozenset(_numbers(_files(own))), has_any=count > 0)
 
 
 def _detect(found: list[Line]) -> set[str]:

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from gpuhook.base.cgroup import answers
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import NoDriverError, RequestError
-from gpuhook.base.oci.process import Setting, set_variable
+from gpuhook.base.oci.process import EnvironmentSetting, set_variable
 from gpuhook.base.oci.spec import Spec, read_spec
 from gpuhook.core.request.sources import parse_environment
-from gpuhook.hpc.slurm.devices import Owned, devices_here
-from gpuhook.hpc.slurm.guarded import Guarded, guarded
+from gpuhook.hpc.slurm.devices import VendorDevice, devices_here
+from gpuhook.hpc.slurm.guarded import GresDevices, guarded
 from gpuhook.vendors import registry
 
 CGROUP_CONF = "/etc/slurm/cgroup.conf"
@@ -32,7 +32,9 @@ _COUNTS = {
 }
 
 
-def write_request(bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF) -> list[Owned]:
+def write_request(
+    bundle: str, config: Config, cgroup_conf: str = CGROUP_CONF
+) -> list[VendorDevice]:
     """Write a request for the job's devices into a bundle's config.json, and return them.
 
     It replaces all other requests by variables. ConfigError if Slurm doesn't constrain jobs to
@@ -52,7 +54,7 @@ def given(spec: Spec, config: Config, cgroup_conf: str = CGROUP_CONF) -> Spec:
     return requesting(spec, *_mine(config, guarded(cgroup_conf)), config)
 
 
-def _mine(config: Config, by_slurm: Guarded) -> tuple[list[Owned], list[Owned]]:
+def _mine(config: Config, by_slurm: GresDevices) -> tuple[list[VendorDevice], list[VendorDevice]]:
     """Return the job's devices, and all devices of the host."""
     try:
         machine = devices_here(config, whole=False)
@@ -71,7 +73,9 @@ def _mine(config: Config, by_slurm: Guarded) -> tuple[list[Owned], list[Owned]]:
     return mine, machine.devices
 
 
-def requesting(spec: Spec, mine: list[Owned], every: list[Owned], config: Config) -> Spec:
+def requesting(
+    spec: Spec, mine: list[VendorDevice], every: list[VendorDevice], config: Config
+) -> Spec:
     """Return a spec that requests only ``mine``, with each vendor's first variable.
 
     Vendors without devices on this host that the spec doesn't request either are left out.
@@ -83,14 +87,14 @@ def requesting(spec: Spec, mine: list[Owned], every: list[Owned], config: Config
         if name not in here and not asked:
             continue
         first = next(iter(names.VARIABLES))
-        spec = set_variable(spec, Setting(first, ",".join(ids) or VOID, _REASON))
+        spec = set_variable(spec, EnvironmentSetting(first, ",".join(ids) or VOID, _REASON))
     for variable, vendor in _COUNTS.items():
         if _value(spec, variable) is not None:
-            spec = set_variable(spec, Setting(variable, _counted(mine, vendor), _REASON))
+            spec = set_variable(spec, EnvironmentSetting(variable, _counted(mine, vendor), _REASON))
     return spec
 
 
-def _counted(mine: list[Owned], vendor: str) -> str:
+def _counted(mine: list[VendorDevice], vendor: str) -> str:
     """Return the vendor library's names of the devices in a container that has only these."""
     devices = [each.device for each in mine if vendor == each.vendor.names.NAME]
     if any(device.parent for device in devices):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from gpuhook.base.errors import FolderError, UntrustedPathError
-from gpuhook.hpc.slurm.job_groups import Job
+from gpuhook.hpc.slurm.job_groups import SlurmJob
 from gpuhook.monitor.host import users_tree
 
 DEFAULT = "/run/slurm-containers"
@@ -28,7 +28,7 @@ _OTHERS_LEFT = 2.0  # seconds for folders that earlier epilogs had no time for
 Warn = Callable[[str], None]
 
 
-def make(parent: int, path: str, job: Job, warn: Warn) -> None:
+def make(parent: int, path: str, job: SlurmJob, warn: Warn) -> None:
     """Create a job's folder, private to its user, in ``parent``, which is at ``path``.
 
     The user's existing folder is kept, because a restarted slurmd runs the prolog again.
@@ -40,7 +40,7 @@ def make(parent: int, path: str, job: Job, warn: Warn) -> None:
         raise _not_made(f"{path}/{job.user}.{job.number}", error) from None
 
 
-def _make(parent: int, path: str, job: Job, warn: Warn) -> None:
+def _make(parent: int, path: str, job: SlurmJob, warn: Warn) -> None:
     name = f"{job.user}.{job.number}"
     end = time.monotonic() + _CLEARING
     with contextlib.suppress(FileNotFoundError):
@@ -64,11 +64,11 @@ def _make(parent: int, path: str, job: Job, warn: Warn) -> None:
         os.close(folder)
 
 
-def _bin(parent: int) -> "contextlib.closing[users_tree.Bin]":
-    return contextlib.closing(users_tree.Bin(parent))
+def _bin(parent: int) -> "contextlib.closing[users_tree.TrashFolder]":
+    return contextlib.closing(users_tree.TrashFolder(parent))
 
 
-def _make_folder(parent: int, name: str, removed: users_tree.Bin) -> None:
+def _make_folder(parent: int, name: str, removed: users_tree.TrashFolder) -> None:
     """Create a job's folder if it is missing; on a full disk, free some space first."""
     for is_last in (False, True):
         try:
@@ -84,7 +84,7 @@ def _make_folder(parent: int, name: str, removed: users_tree.Bin) -> None:
         return
 
 
-def _is_strangers(parent: int, path: str, name: str, job: Job) -> bool:
+def _is_strangers(parent: int, path: str, name: str, job: SlurmJob) -> bool:
     """Return whether the folder belongs to another user; UntrustedPathError for no folder.
 
     Only root can have put a link or a file there, which is left unchanged.
@@ -103,7 +103,7 @@ def _is_strangers(parent: int, path: str, name: str, job: Job) -> bool:
         os.close(folder)
 
 
-def remove(parent: int, path: str, job: Job, warn: Warn) -> bool:
+def remove(parent: int, path: str, job: SlurmJob, warn: Warn) -> bool:
     """Remove a job's folder from ``parent``, which is at ``path``, if it exists; return True.
 
     What can't be removed in time is reported, and left to later calls.

@@ -26,7 +26,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     """A job, as slurmd describes it to its scripts."""
 
     number: int
@@ -53,7 +53,7 @@ class JobGroup(NamedTuple):
         )
 
 
-def find(job: Job) -> list[JobGroup]:
+def find(job: SlurmJob) -> list[JobGroup]:
     """Return the job's cgroups in all mounted hierarchies."""
     found = []
     for mount in proc.Mounts(proc.data_of("/proc/self/mountinfo")):
@@ -69,7 +69,7 @@ def find(job: Job) -> list[JobGroup]:
     return found
 
 
-def _places(point: str, job: Job, *, is_v2: bool) -> list[str]:
+def _places(point: str, job: SlurmJob, *, is_v2: bool) -> list[str]:
     """Return the paths below a mount point where Slurm may have created a job's cgroups."""
     tops = [name for name in _names(point) if name.startswith("slurm")]
     places = [f"{top}/uid_{job.uid}/job_{job.number}" for top in tops]

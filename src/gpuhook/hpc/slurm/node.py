@@ -22,7 +22,7 @@ _COUNT = re.compile(r"([0-9]{1,9})([kmgtp]?)")
 Line = Mapping[str, str]  # of a Slurm file: its keys in lower case, and their values
 
 
-class Node(NamedTuple):
+class SlurmNode(NamedTuple):
     """The node names of this host; from slurm.conf if ``gpus`` has its number of devices there."""
 
     names: frozenset[str]
@@ -44,7 +44,7 @@ def lines(text: str) -> list[Line]:
     return [{key.lower(): value.lstrip('"') for key, value in each} for each in found if each]
 
 
-def node_here(slurm_conf: Iterable[Line], hostname: str) -> Node:
+def node_here(slurm_conf: Iterable[Line], hostname: str) -> SlurmNode:
     """Return a host's node, by the lines of slurm.conf and the host's name."""
     hosts = frozenset((hostname, hostname.partition(".")[0]))
     default = ""
@@ -58,7 +58,7 @@ def node_here(slurm_conf: Iterable[Line], hostname: str) -> Node:
         here = {node for node, machine in zip(nodes, machines, strict=False) if machine in hosts}
         gpus += len(here) * count(line.get("gres", default))
         names |= here
-    return Node(frozenset(names), gpus) if names else Node(hosts)
+    return SlurmNode(frozenset(names), gpus) if names else SlurmNode(hosts)
 
 
 def count(gres: str) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from gpuhook.base.container import kernel
 from gpuhook.base.errors import ConfigError, printable
 from gpuhook.hpc.slurm import job_folder, job_groups
-from gpuhook.hpc.slurm.job_groups import Job
+from gpuhook.hpc.slurm.job_groups import SlurmJob
 from gpuhook.monitor.host import child
 
 _LOG = "/dev/log"
@@ -24,7 +24,7 @@ _SECONDS = 40  # for a job's folder; the slow steps have their own limits
 Warn = Callable[[str], None]
 
 
-def job_of(environment: Mapping[str, str]) -> Job:
+def job_of(environment: Mapping[str, str]) -> SlurmJob:
     """Return the job that slurmd's environment describes; ConfigError if it describes none."""
     names = ("SLURM_JOB_ID", "SLURM_JOB_UID", "SLURM_JOB_USER")
     number, uid, user = (environment.get(name, "") for name in names)
@@ -34,10 +34,10 @@ def job_of(environment: Mapping[str, str]) -> Job:
             "SLURM_JOB_ID, SLURM_JOB_UID and SLURM_JOB_USER have to be set, as slurmd sets them",
             "Run this from slurmd, as Prolog and Epilog in slurm.conf",
         )
-    return Job(int(number), int(uid), user)
+    return SlurmJob(int(number), int(uid), user)
 
 
-def prolog(path: str, job: Job, warn: Warn) -> None:
+def prolog(path: str, job: SlurmJob, warn: Warn) -> None:
     """Create a job's folder in ``path``.
 
     UntrustedPathError if users can redirect the path, FolderError if it can't be created.
@@ -47,7 +47,7 @@ def prolog(path: str, job: Job, warn: Warn) -> None:
         job_folder.make(parent, path, job, warn)
 
 
-def epilog(path: str, job: Job, warn: Warn) -> None:
+def epilog(path: str, job: SlurmJob, warn: Warn) -> None:
     """Kill a job's remaining processes, and remove its folder; errors as in ``prolog``."""
     left = job_groups.end_processes(job_groups.find(job))
     if left:

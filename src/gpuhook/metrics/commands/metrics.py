@@ -12,7 +12,7 @@ from gpuhook.metrics.model import SeriesOptions
 from gpuhook.metrics.observer import Observer
 from gpuhook.metrics.web_files import WebFiles
 from gpuhook.monitor import DRIVER_ROOT_IN_POD, service_metrics
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 from gpuhook.monitor.telemetry import PATIENCE
 from gpuhook.tools.cli._containers import pod_resources_option
 from gpuhook.tools.cli._help import command
@@ -68,7 +68,7 @@ def metrics(
     if web_config is not None and textfile is not None:
         raise click.UsageError("--textfile serves nothing: it doesn't go with --web-config.")
     options = SeriesOptions(cadvisor=cadvisor, dcgm=dcgm)
-    followed = Followed(config_path)
+    followed = FollowedConfig(config_path)
 
     def current() -> Config:
         config = followed.config

@@ -23,7 +23,7 @@ from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _keys, _screen
 from gpuhook.tools.cli._containers import pod_resources_option
-from gpuhook.tools.cli._help import Command, Seconds, command
+from gpuhook.tools.cli._help import Command, SecondsParam, command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 
 _INTERVAL = 2.0  # polling interval in seconds
@@ -45,7 +45,7 @@ _SCROLL = {
 )
 @click.option("--no-stream", is_flag=True, help="Print once and end.")
 @click.option(
-    "--interval", type=Seconds(_SHORTEST, _LONGEST), default=_INTERVAL, show_default=True,
+    "--interval", type=SecondsParam(_SHORTEST, _LONGEST), default=_INTERVAL, show_default=True,
     metavar="SECONDS", help=f"The polling interval, {_SHORTEST:g} or more.",
 )  # fmt: skip
 @click.option(
@@ -88,7 +88,9 @@ def stats(
     Run it as root: other users see only their own containers.
     """
     config = load(config_path)
-    observer = _Filtered(Observer(config, each=True, pod_resources=pod_resources), containers, gpus)
+    observer = _FilteredObserver(
+        Observer(config, each=True, pod_resources=pod_resources), containers, gpus
+    )
     as_json = output_format == "json"
     with _ended_by_signals():
         try:
@@ -106,7 +108,7 @@ def stats(
             elif _screen.can_redraw():
                 _live(observer, look, interval, order)
             else:
-                _stream(observer, look, interval, _Printed(order).show)
+                _stream(observer, look, interval, _Printer(order).show)
         except KeyboardInterrupt:
             pass  # it is how this ends
         finally:
@@ -130,7 +132,7 @@ top = _alias("top", "Watch the GPUs and the containers")
 ps = _alias("ps", "Show the GPUs' containers and processes once", no_stream=True)
 
 
-class _Filtered:
+class _FilteredObserver:
     """An observer whose snapshots have only the chosen containers and devices."""
 
     def __init__(
@@ -175,7 +177,7 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _opened(observer: _Filtered, look: Snapshot) -> Snapshot:
+def _opened(observer: _FilteredObserver, look: Snapshot) -> Snapshot:
     """Return a snapshot with the driver's data: the first may come while it is opened."""
     waited = 0
     while look.errors.get("starting", 0) > waited:
@@ -188,14 +190,14 @@ def _show_once(look: Snapshot, order: str, *, as_json: bool) -> None:
     if as_json:
         print_json(_stats_view.as_json(look, time.time()))
         return
-    _Printed(order).show(look)
+    _Printer(order).show(look)
 
 
 def _line_of_json(look: Snapshot) -> None:
     click.echo(json.dumps(_stats_view.as_json(look, time.time())))
 
 
-class _Printed:
+class _Printer:
     """Snapshots one below the other; missing data is reported on standard error on changes."""
 
     def __init__(self, order: str) -> None:
@@ -219,7 +221,7 @@ class _Printed:
 
 
 def _stream(
-    observer: _Filtered, look: Snapshot, interval: float, show: Callable[[Snapshot], None]
+    observer: _FilteredObserver, look: Snapshot, interval: float, show: Callable[[Snapshot], None]
 ) -> None:
     while True:
         show(look)
@@ -228,7 +230,7 @@ def _stream(
         look = observer.take()
 
 
-def _live(observer: _Filtered, look: Snapshot, interval: float, order: str) -> None:
+def _live(observer: _FilteredObserver, look: Snapshot, interval: float, order: str) -> None:
     """Draw snapshots on the whole terminal, again when its size changes, until q is typed."""
     history = _stats_view.History()
     view = _stats_view.View(look, "", history, order)

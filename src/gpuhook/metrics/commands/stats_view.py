@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from gpuhook.base.host import files
-from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, DeviceProcess, Snapshot, Usage
 from gpuhook.tools.cli import _device_json, _screen
 from gpuhook.tools.cli._containers import nameless
 
@@ -30,11 +30,11 @@ _NOBODY = Container("")  # represents processes outside all containers
 
 
 @dataclass(frozen=True)
-class _Use:
+class _Usage:
     """Usage of one device by one container; None for each unknown value."""
 
     container: Container
-    device: Device
+    device: Accelerator
     assigned: bool
     memory: int | None = None
     share: float | None = None
@@ -45,7 +45,7 @@ class _Use:
 
 def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
     """Return a snapshot in the format of docs/metrics.md; ``seconds`` is its Unix time."""
-    of: dict[Container, list[_Use]] = {}
+    of: dict[Container, list[_Usage]] = {}
     for use in _uses(look):
         of.setdefault(use.container, []).append(use)
     return {
@@ -84,7 +84,7 @@ def as_json(look: Snapshot, seconds: float) -> dict[str, Any]:
     }
 
 
-def _measured(device: Device) -> dict[str, Any]:
+def _measured(device: Accelerator) -> dict[str, Any]:
     names = (
         "model", "parent", "mig_profile", "minor", "bus_id", "memory_total_bytes",
         "memory_used_bytes", "memory_reserved_bytes", "utilization", "temperature_celsius",
@@ -98,7 +98,7 @@ def _measured(device: Device) -> dict[str, Any]:
     return {**identity, **found, "xids": xids and {str(xid): count for xid, count in xids.items()}}
 
 
-def _use_json(use: _Use) -> dict[str, Any]:
+def _use_json(use: _Usage) -> dict[str, Any]:
     return {
         **_device_json.identity(use.device.vendor, use.device.id, use.device.label),
         "assigned": use.assigned,
@@ -110,7 +110,7 @@ def _use_json(use: _Use) -> dict[str, Any]:
     }
 
 
-def _uses(look: Snapshot) -> list[_Use]:
+def _uses(look: Snapshot) -> list[_Usage]:
     """Return the uses of devices, sorted by container title; processes in none come last."""
     used = {(each.container, each.device): each for each in look.usages}
     found = []
@@ -125,11 +125,15 @@ def _uses(look: Snapshot) -> list[_Use]:
     return found
 
 
-def _use(container: Container, device: Device, usage: Usage | None, *, assigned: bool) -> _Use:
+def _use(
+    container: Container, device: Accelerator, usage: Usage | None, *, assigned: bool
+) -> _Usage:
     if usage is None:
-        return _Use(container, device, assigned)
+        return _Usage(container, device, assigned)
     values = (usage.memory_bytes, usage.sm_utilization, usage.processes)
-    return _Use(container, device, assigned, *values, usage.memory_limit_bytes, usage.memory_source)
+    return _Usage(
+        container, device, assigned, *values, usage.memory_limit_bytes, usage.memory_source
+    )
 
 
 def _title(container: Container) -> str:
@@ -162,7 +166,7 @@ def filtered(look: Snapshot, containers: Sequence[str], gpus: Sequence[str]) -> 
     ]
     named = {each.id for each in some} if containers else {each.id for each in look.containers}
 
-    def is_wanted(each: Usage | Process) -> bool:
+    def is_wanted(each: Usage | DeviceProcess) -> bool:
         return each.device in ids and (not containers or each.container in named)
 
     usages = tuple(filter(is_wanted, look.usages))
@@ -223,9 +227,9 @@ class _Rows:
     """Rows of the tables: devices, uses by containers, processes."""
 
     look: Snapshot
-    devices: Sequence[Device]
-    uses: Sequence[_Use]
-    processes: Sequence[Process]
+    devices: Sequence[Accelerator]
+    uses: Sequence[_Usage]
+    processes: Sequence[DeviceProcess]
 
     @classmethod
     def of(cls, look: Snapshot, order: str) -> "_Rows":
@@ -265,9 +269,9 @@ class _Rows:
         return len(self.devices) + len(self.uses) + len(self.processes)
 
 
-def _rank(row: _Use | Process, order: str) -> float:
+def _rank(row: _Usage | DeviceProcess, order: str) -> float:
     """Return the value that a row is sorted by, the largest first; unknown ones come last."""
-    if isinstance(row, _Use):
+    if isinstance(row, _Usage):
         values = {MEMORY: row.memory, LOAD: row.share}
     else:
         by_load = row.sm_utilization
@@ -379,7 +383,7 @@ def _draw(
     return _screen.table(header, lines, less=less, cut=cut, width=width)
 
 
-def _device_row(device: Device, history: History | None) -> list[Text | None]:
+def _device_row(device: Accelerator, history: History | None) -> list[Text | None]:
     used, total = device.memory_used_bytes, device.memory_total_bytes
     xids = ", ".join(
         f"{xid} ({count} times)" if count > 1 else str(xid)
@@ -401,7 +405,7 @@ def _device_row(device: Device, history: History | None) -> list[Text | None]:
     ]
 
 
-def _use_row(use: _Use) -> list[Text | None]:
+def _use_row(use: _Usage) -> list[Text | None]:
     used, limit = use.memory, use.limit
     return [
         _screen.text(_title(use.container), _screen.FAINT if use.container is _NOBODY else ""),
@@ -415,7 +419,7 @@ def _use_row(use: _Use) -> list[Text | None]:
 
 
 def _process_row(
-    process: Process,
+    process: DeviceProcess,
     users: Mapping[int, str],
     titles: Mapping[str, str],
     labels: Mapping[str, str],

@@ -29,7 +29,7 @@ from gpuhook.core.resolve import Allocation, find_memory_limits
 from gpuhook.monitor.containers import attached, live
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.monitor.containers.open_nodes import NodeUser
-from gpuhook.monitor.containers.target import Target
+from gpuhook.monitor.containers.target import AttachTarget
 from gpuhook.vendors import registry
 
 _SHOWN = 4  # most processes or devices to name
@@ -37,7 +37,7 @@ _SHOWN = 4  # most processes or devices to name
 Named = list[tuple[ModuleType, Inventory, list[Device]]]  # devices by vendor
 
 
-class Done(NamedTuple):
+class AttachResult(NamedTuple):
     """The devices and paths of nodes that a container got or lost, and warnings as sentences.
 
     ``lasts`` is False if systemd removes the access at its next daemon-reload.
@@ -49,7 +49,9 @@ class Done(NamedTuple):
     lasts: bool = True
 
 
-def attach(container: Target, new: Sequence[Grant], request: Spec, config: Config) -> Done:
+def attach(
+    container: AttachTarget, new: Sequence[Grant], request: Spec, config: Config
+) -> AttachResult:
     """Give a running container devices, all of them or none; GpuhookError.
 
     ``new`` are the grants of the devices, ``request`` holds the limits that were asked for.
@@ -100,10 +102,12 @@ def attach(container: Target, new: Sequence[Grant], request: Spec, config: Confi
     container.change(lambda old, _: attached.mounted(old, ids, nodes, lasts=lasts))
     later = [f"A running process can't get this, a new one may: {each}" for each in done["undone"]]
     warnings = [*allocation.warnings(), *done["skipped"], *later]
-    return Done(_described(new), nodes, warnings, lasts)
+    return AttachResult(_described(new), nodes, warnings, lasts)
 
 
-def detach(container: Target, words: Sequence[str], config: Config, *, force: bool) -> Done:
+def detach(
+    container: AttachTarget, words: Sequence[str], config: Config, *, force: bool
+) -> AttachResult:
     """Take attached devices away from a running container; ContainerError while one is in use.
 
     With ``force`` processes keep what they have open, unless the devices are exclusive.
@@ -137,11 +141,11 @@ def detach(container: Target, words: Sequence[str], config: Config, *, force: bo
     warnings = [f"{_process(each)} keeps {listed(each.nodes, _SHOWN)} open" for each in users]
     if places and not is_denied:
         warnings.append("Its cgroup allows the device as before, so it can make the node again")
-    return Done(_described(old), paths, warnings)
+    return AttachResult(_described(old), paths, warnings)
 
 
 def _forget(
-    container: Target, ids: set[tuple[str, str]], pairs: list[Numbers], config: Config
+    container: AttachTarget, ids: set[tuple[str, str]], pairs: list[Numbers], config: Config
 ) -> None:
     """Remove attached devices from a container's record, and their nodes from its scope."""
     container.change(lambda old, _: attached.removed(old, ids, container.inventories, config)[0])

@@ -94,7 +94,7 @@ def added(record: Record, grants: Iterable[Grant], new: Sequence[Record]) -> Rec
     }
 
 
-class Removed(NamedTuple):
+class RemainingRecord(NamedTuple):
     """A record without some attached devices.
 
     ``denied`` are the nodes for its cgroup to deny, ``places`` those to unmount, by number.
@@ -107,7 +107,7 @@ class Removed(NamedTuple):
 
 def removed(
     record: Record, ids: Ids, inventories: Mapping[str, Inventory], config: Config
-) -> Removed:
+) -> RemainingRecord:
     """Return a record without attached devices, and the nodes that no other device needs."""
     gone: list[Record] = []
     left: list[Record] = []
@@ -139,7 +139,7 @@ def removed(
             given.append(_without(each, grant, dropped))
     limits = [each for each in record.get("limits", ()) if (each["vendor"], each["id"]) not in ids]
     found = {**record, "given": given, "attached": left, "limits": limits}
-    return Removed(found, sorted(denied), places)
+    return RemainingRecord(found, sorted(denied), places)
 
 
 def _pairs(found: Iterable[Sequence[int]]) -> set[Numbers]:

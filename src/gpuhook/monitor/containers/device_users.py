@@ -14,9 +14,16 @@ from gpuhook.base.errors import listed
 from gpuhook.base.host import proc
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
-from gpuhook.monitor.containers.groups import Identity, Made, groups_of, identify, own_path, path_of
+from gpuhook.monitor.containers.groups import (
+    ContainerIdentity,
+    RootCgroups,
+    groups_of,
+    identify,
+    own_path,
+    path_of,
+)
 from gpuhook.monitor.containers.nodes import HostNodes, Numbers, has_our_root, nodes_of
-from gpuhook.monitor.host.namespaces import PATIENCE, Look, mounts_of
+from gpuhook.monitor.host.namespaces import PATIENCE, NamespaceScan, mounts_of
 
 WITHOUT_ROOT = (
     "Without root, only your own containers are listed, and those of a Docker that you can access; "
@@ -39,7 +46,7 @@ _MANY = f"There are more than {MAX_CONTAINERS} containers without a record: the 
 
 
 @dataclass
-class Container:
+class RunningContainer:
     """A running container.
 
     ``name`` is its id, ``engine`` its engine ("" if unknown), ``pid`` its first process,
@@ -98,26 +105,26 @@ class Container:
         }
 
 
-class Running(NamedTuple):
+class RunningContainers(NamedTuple):
     """The running containers that have devices, by their ids.
 
     ``problems`` are sentences on missing information.
     """
 
-    containers: list[Container]
+    containers: list[RunningContainer]
     problems: tuple[str, ...]
 
 
-def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
+def running(inventories: Iterable[Inventory], state_dir: str) -> RunningContainers:
     """Return the containers that have one of the host's devices.
 
     Inaccessible processes (those of other users, without root) are left out.
     """
-    look = Look()
+    look = NamespaceScan()
     unclear: list[str] = []
     recorded = [of_record(record) for record in records.read_all(state_dir, unclear)]
     host = HostNodes(inventories)
-    found: dict[Identity, Container] = {}
+    found: dict[ContainerIdentity, RunningContainer] = {}
     for entry, identity in _by_turns(_others(recorded, look)):
         if not look.goes_on():  # protects: look-ends
             break
@@ -126,7 +133,7 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
         except OSError:
             continue  # it has exited, or isn't accessible
         if nodes:
-            made = Container(identity.name, identity.engine, int(entry), command_of(entry))
+            made = RunningContainer(identity.name, identity.engine, int(entry), command_of(entry))
             found.setdefault(identity, made).nodes |= nodes  # protects: each-identity
     others = [*found.values()]
     problems = (
@@ -137,16 +144,16 @@ def running(inventories: Iterable[Inventory], state_dir: str) -> Running:
     )
     # protects: look-limit
     containers = sorted([*recorded, *others[:MAX_CONTAINERS]], key=lambda each: each.name)
-    return Running(containers, tuple(each for each in problems if each))
+    return RunningContainers(containers, tuple(each for each in problems if each))
 
 
-_Other = tuple[str, Identity]  # a process and its container
+_Other = tuple[str, ContainerIdentity]  # a process and its container
 
 
-def _others(recorded: Collection[Container], look: Look) -> Iterator[_Other]:
+def _others(recorded: Collection[RunningContainer], look: NamespaceScan) -> Iterator[_Other]:
     """Yield a process of each mount namespace, except ours and those of recorded containers."""
     known = {mounts_of(each.pid) for each in recorded} | {mounts_of("self")}
-    ours, made = groups_of("self"), Made()
+    ours, made = groups_of("self"), RootCgroups()
     groups = {path_of(each.cgroups, groups_of(each.pid), ours) for each in recorded} - {"/"}
     for namespace, entries in look.namespaces().items():
         for entry in entries if namespace not in known else ():
@@ -174,7 +181,7 @@ def _by_turns(others: Iterable[_Other]) -> list[_Other]:
 
     So a container with a thousand namespaces leaves time for the others.
     """
-    turns: dict[Identity, int] = {}
+    turns: dict[ContainerIdentity, int] = {}
     found = []
     for entry, identity in others:
         turns[identity] = turns.get(identity, 0) + 1
@@ -183,16 +190,16 @@ def _by_turns(others: Iterable[_Other]) -> list[_Other]:
     return [(entry, identity) for _, entry, identity in found]
 
 
-def of_record(record: dict[str, Any]) -> Container:
+def of_record(record: dict[str, Any]) -> RunningContainer:
     """Return the container of a record."""
     nodes = {(major, minor) for given in record["given"] for major, minor in given["devices"]}
     pid = record["pid"]
     names = (record["pod"], record["namespace"], record["container"])
     name, engine = record["id"], record["engine"]
     if not name:  # written by nvidia-container-cli, which doesn't get it
-        name, engine, _ = identify(Made().of(groups_of(pid)), groups_of("self"))
+        name, engine, _ = identify(RootCgroups().of(groups_of(pid)), groups_of("self"))
     command = command_of(pid)
-    return Container(name, engine, pid, command, nodes, *names, record)
+    return RunningContainer(name, engine, pid, command, nodes, *names, record)
 
 
 def whole_nodes(inventory: Inventory) -> dict[str, set[Numbers]]:
@@ -220,12 +227,12 @@ def command_of(entry: str | int) -> str:
     return os.fsdecode(proc.data_of(f"/proc/{entry}/comm").removesuffix(b"\n"))
 
 
-def without_record(containers: Iterable[Container]) -> list[Container]:
+def without_record(containers: Iterable[RunningContainer]) -> list[RunningContainer]:
     """Return the containers without a record."""
     return [each for each in containers if each.record is None]
 
 
-def believed(containers: Collection[Container]) -> list[Container]:
+def believed(containers: Collection[RunningContainer]) -> list[RunningContainer]:
     """Return the containers, except those without a record that have a recorded one's name.
 
     A user with a delegated cgroup can give a cgroup the name of another user's container.

@@ -83,7 +83,7 @@ def name_of_job(job: str) -> str:
     return f"{SLURM}:{job}"
 
 
-class Identity(NamedTuple):
+class ContainerIdentity(NamedTuple):
     """Identity of a container: id, engine, and its cgroup if the id may not be unique."""
 
     name: str
@@ -91,8 +91,8 @@ class Identity(NamedTuple):
     place: str = ""
 
 
-def identify(groups: Groups, ours: Groups) -> Identity:
-    """Return a process' container from its cgroups created by root (``Made``).
+def identify(groups: Groups, ours: Groups) -> ContainerIdentity:
+    """Return a process' container from its cgroups created by root (``RootCgroups``).
 
     ``ours`` are our own. The id is the 64 hex digits that engines use: the outermost ones,
     because a container can name its own cgroups freely. Otherwise it is that of a Slurm job, or
@@ -102,13 +102,13 @@ def identify(groups: Groups, ours: Groups) -> Identity:
     engine = next((name for word, name in _ENGINES if word in path), "")
     ids = _ID.findall(path)
     if ids:
-        return Identity(ids[0], engine)  # protects: own-group-name
+        return ContainerIdentity(ids[0], engine)  # protects: own-group-name
     if job := job_of(groups.values()):
-        return Identity(name_of_job(job), SLURM)  # protects: job-names-container
-    return Identity(path.rpartition("/")[2].removesuffix(".scope") or "/", engine, path)
+        return ContainerIdentity(name_of_job(job), SLURM)  # protects: job-names-container
+    return ContainerIdentity(path.rpartition("/")[2].removesuffix(".scope") or "/", engine, path)
 
 
-class Made:
+class RootCgroups:
     """The parts of cgroup paths created by root, from the folders' owners; for one search."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from gpuhook.base.cgroup import access, v2
 from gpuhook.base.cgroup.device_program import allow_rules
 from gpuhook.base.config.model import Config
 from gpuhook.base.container import entries, kernel
-from gpuhook.base.container.changes import Container
+from gpuhook.base.container.changes import ContainerRootfs
 from gpuhook.base.errors import CgroupError, ContainerError, GpuhookError, InjectError
 from gpuhook.base.fileio import write_all
 from gpuhook.core.plan.operations import Operation, Plan
@@ -30,14 +30,16 @@ SECONDS = 30
 _ANSWER = 1 << 24  # bytes
 
 
-class Process(NamedTuple):
+class FirstProcess(NamedTuple):
     """A container's first process: its id, and its start time in ticks since boot."""
 
     pid: int
     started: int
 
 
-def mount(process: Process, allocation: Allocation, spec: Any, config: Config) -> dict[str, Any]:
+def mount(
+    process: FirstProcess, allocation: Allocation, spec: Any, config: Config
+) -> dict[str, Any]:
     """Mount what a container was allocated and lacks; all of it, or nothing (InjectError).
 
     ``spec`` is its config.json. Returns ``operations``, ``undone`` (those for its processes'
@@ -62,7 +64,7 @@ def mount(process: Process, allocation: Allocation, spec: Any, config: Config) -
     return _in_child(work)
 
 
-def unmount(process: Process, nodes: Mapping[str, Numbers]) -> list[str]:
+def unmount(process: FirstProcess, nodes: Mapping[str, Numbers]) -> list[str]:
     """Unmount nodes, by their paths in the container; return those that were mounted."""
 
     def work() -> dict[str, Any]:
@@ -74,7 +76,7 @@ def unmount(process: Process, nodes: Mapping[str, Numbers]) -> list[str]:
     return paths
 
 
-def _opened(process: Process) -> Container:
+def _opened(process: FirstProcess) -> ContainerRootfs:
     """Open the root of a running container; ContainerError if its process is another one."""
     container = inject.open_container(process.pid, "/")
     try:
@@ -86,7 +88,7 @@ def _opened(process: Process) -> Container:
     raise ContainerError("The container's first process has exited", "Start the container again")
 
 
-def _enter(container: Container) -> None:
+def _enter(container: ContainerRootfs) -> None:
     """Enter the container's mount namespace, and keep the root folder, with /proc, of the host."""
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     inject.enter(container.process)
@@ -95,7 +97,7 @@ def _enter(container: Container) -> None:
     os.close(root)
 
 
-def _has(container: Container, op: Operation) -> bool:
+def _has(container: ContainerRootfs, op: Operation) -> bool:
     """Tell whether a container has the host's file or device at an operation's destination."""
     try:
         ours = os.stat(op.source) if op.source else None
@@ -105,7 +107,7 @@ def _has(container: Container, op: Operation) -> bool:
     return ours is not None and theirs is not None and entries.same(ours, theirs)
 
 
-def _unmounted(container: Container, path: str, numbers: Numbers) -> bool:
+def _unmounted(container: ContainerRootfs, path: str, numbers: Numbers) -> bool:
     """Unmount the node of these numbers, and remove its empty mount point."""
     folder, _, name = path.rpartition("/")
     try:

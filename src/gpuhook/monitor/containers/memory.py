@@ -15,7 +15,7 @@ from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.memory_limits import recorded
 from gpuhook.core.records import records
-from gpuhook.monitor.containers.device_users import Container
+from gpuhook.monitor.containers.device_users import RunningContainer
 from gpuhook.vendors import registry
 
 PATIENCE = 4.0  # timeout in seconds for a driver
@@ -34,7 +34,7 @@ Found = dict[tuple[str, str], Memory]  # by the container's id and the device's
 
 
 def look(
-    containers: Iterable[Container],
+    containers: Iterable[RunningContainer],
     inventories: Collection[Inventory],
     config: Config,
     patience: float = PATIENCE,
@@ -76,12 +76,12 @@ def look(
     return found, ""
 
 
-def _devices(container: Container) -> set[str]:
+def _devices(container: RunningContainer) -> set[str]:
     given = (container.record or {}).get("given", ())
     return {name for each in given for name in each["selected"]}
 
 
-def _place(container: Container) -> tuple[str, str] | None:
+def _place(container: RunningContainer) -> tuple[str, str] | None:
     """Return the mount point of cgroup v2, and a recorded container's folder in it."""
     record = container.record
     if record is None:

@@ -14,7 +14,7 @@ from gpuhook.base.container import kernel
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.host import proc
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.monitor.host.namespaces import Look
+from gpuhook.monitor.host.namespaces import NamespaceScan
 
 _MAX_NODES = 1 << 14  # most entries of a container's /dev to read
 _RESOLVE_CACHED = 0x20  # linux/openat2.h, Linux 5.12: EAGAIN instead of asking a filesystem
@@ -69,7 +69,7 @@ class HostNodes:
                     yield (mount.device, place), node.numbers
 
 
-def nodes_of(entry: str, host: HostNodes, look: Look) -> Iterator[Numbers]:
+def nodes_of(entry: str, host: HostNodes, look: NamespaceScan) -> Iterator[Numbers]:
     """Yield the numbers of the host's nodes that are mounted for a process, or in its /dev."""
     data = look.table(entry)
     if data is None:
@@ -89,7 +89,7 @@ def _user_namespace(entry: str) -> int:
 
 
 def _made_nodes(
-    entry: str, table: proc.Mounts, folders: Iterable[str], look: Look
+    entry: str, table: proc.Mounts, folders: Iterable[str], look: NamespaceScan
 ) -> Iterator[Numbers]:
     """Yield the numbers of the nodes in ``folders`` of a process' /dev, using its mount table.
 
@@ -113,7 +113,7 @@ def is_local(fd: int, table: proc.Mounts) -> bool:
     return mount is not None and mount.kind in _LOCAL  # protects: local-filesystem
 
 
-def _nodes_in(dev: int, folder: str, look: Look) -> Iterator[Numbers]:
+def _nodes_in(dev: int, folder: str, look: NamespaceScan) -> Iterator[Numbers]:
     within = kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_XDEV
     try:
         opened = kernel.openat2(dev, folder, os.O_RDONLY | os.O_DIRECTORY, within)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpuhook.base.host import proc
 from gpuhook.monitor.containers.device_users import command_of
 from gpuhook.monitor.containers.nodes import Numbers, is_local
-from gpuhook.monitor.host.namespaces import Look, mounts_of
+from gpuhook.monitor.host.namespaces import NamespaceScan, mounts_of
 
 _DEV = b"/dev/"
 _FIELDS = 6  # of a line in /proc/PID/maps, the last one the path
@@ -27,7 +27,9 @@ class NodeUser(NamedTuple):
     nodes: tuple[str, ...]
 
 
-def users(paths: Mapping[Numbers, str], look: Look, pids: Iterable[str] = ()) -> list[NodeUser]:
+def users(
+    paths: Mapping[Numbers, str], look: NamespaceScan, pids: Iterable[str] = ()
+) -> list[NodeUser]:
     """Return the processes that have nodes open, by pid; ``paths`` are the nodes' by number.
 
     With ``pids`` only these are examined. Processes that we may not read are left out.

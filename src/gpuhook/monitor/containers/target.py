@@ -9,14 +9,14 @@ from gpuhook.base.cgroup import access
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError, GpuhookError
 from gpuhook.base.host import proc
-from gpuhook.base.oci.spec import Spec, State
+from gpuhook.base.oci.spec import ContainerState, Spec
 from gpuhook.base.state_directory import StateDirectory, boot_id
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import leases, records
 from gpuhook.monitor.containers import attached, cgroup_check, live, open_nodes
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.monitor.host import systemctl
-from gpuhook.monitor.host.namespaces import Look, mounts_of
+from gpuhook.monitor.host.namespaces import NamespaceScan, mounts_of
 
 _SCOPE = ".scope"  # suffix of systemd's cgroups for processes that others started
 _USERS_SECONDS = 10.0  # to examine the processes of the host
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 Change = Callable[[Record, list[Record]], Record]
 
 
-class Target:
+class AttachTarget:
     """A running container with its current record; ContainerError if it has exited.
 
     To be used in a with block, in which ``process`` is a descriptor of /proc/PID. One process at a
@@ -35,7 +35,7 @@ class Target:
     def __init__(
         self,
         container: str,
-        first: live.Process,
+        first: live.FirstProcess,
         spec: Spec,
         inventories: Collection[Inventory],
         config: Config,
@@ -70,7 +70,7 @@ class Target:
             now = {}
         if now.get("started") != self.first.started:
             raise ContainerError(f"The first process of {self.id} has exited", "Start it again")
-        state = State(self.id, self.first.pid, self.spec.bundle, None)
+        state = ContainerState(self.id, self.first.pid, self.spec.bundle, None)
         described = records.describe(state, self.spec.data.get("annotations"), [])
         self._new = {**described, **now, "boot": boot_id()}
         before = self.record()
@@ -191,7 +191,7 @@ class Target:
 
     def users(self, nodes: Mapping[Numbers, str]) -> list[open_nodes.NodeUser]:
         """Return the processes in its cgroup, and below, that have nodes open."""
-        look, version = Look(_USERS_SECONDS), 1 if 1 in self.written else 2
+        look, version = NamespaceScan(_USERS_SECONDS), 1 if 1 in self.written else 2
         own, mounts = f"{self.written.get(version, '')}/", mounts_of(self.first.pid)
         pids = []
         for name in filter(str.isdecimal, os.listdir("/proc")):

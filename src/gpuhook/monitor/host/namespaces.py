@@ -17,7 +17,7 @@ _ENDED = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # /proc's errors for a proce
 _MAX_TABLE = 1 << 24  # bytes of a mount table; with thousands of mounts it has one MiB
 
 
-class Look:
+class NamespaceScan:
     """A scan with a limit of ``seconds``.
 
     ``is_whole`` is true if the time was sufficient, ``is_hidden`` if there are processes that we

@@ -62,7 +62,7 @@ def _in_time(name: str, end: float) -> None:
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), name)
 
 
-class Bin:
+class TrashFolder:
     """The folder in which users' folders are removed, below an open folder of root.
 
     Names that one process moves there start with its own prefix; the rest is from others, which ran

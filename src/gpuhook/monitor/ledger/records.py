@@ -54,7 +54,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldDevice:
     """A device that belongs to an owner.
 
     ``vendor`` is gpuhook's name; ``unit`` and ``whole`` are ids of the device plugin
@@ -76,12 +76,12 @@ class Held:
     whole: str = ""
     cdi: tuple[str, ...] = ()
 
-    def shares(self, other: "Held") -> bool:
+    def shares(self, other: "HeldDevice") -> bool:
         """Return whether both are shares of a device that several claims may use."""
         both = bool(self.share and other.share)
         return both and (self.vendor, self.device) == (other.vendor, other.device)
 
-    def conflicts(self, other: "Held") -> bool:
+    def conflicts(self, other: "HeldDevice") -> bool:
         """Return whether two owners can't have both: one device, or a device and its part."""
         if self.admin or other.admin or self.shares(other) or self.vendor != other.vendor:
             return False
@@ -89,7 +89,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ChangedSetting:
     """A setting of a device that its owner has changed to ``value``.
 
     ``before`` is the original value, which is restored. ``device`` is the inventory's id, ``name``
@@ -104,7 +104,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Record:
+class OwnerRecord:
     """An owner, its devices, and the changes to roll back when it releases them.
 
     ``effects`` are started programs, each a plain dict that its vendor defines. ``name`` is the
@@ -119,21 +119,24 @@ class Record:
     name: str
     state: str
     boot: str
-    devices: tuple[Held, ...] = ()
+    devices: tuple[HeldDevice, ...] = ()
     document: str = ""
     effects: tuple[dict[str, Any], ...] = ()
     at: float = 0.0
     gone: float = 0.0
     owner: str = CLAIM
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[ChangedSetting, ...] = ()
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Rebuild from what ``asdict`` returned; ValueError, KeyError, TypeError otherwise."""
         devices = tuple(
-            Held(**{**_known(Held, each), "cdi": tuple(each["cdi"])}) for each in data["devices"]
+            HeldDevice(**{**_known(HeldDevice, each), "cdi": tuple(each["cdi"])})
+            for each in data["devices"]
         )
-        settings = tuple(Setting(**_known(Setting, each)) for each in data.get("settings", ()))
+        settings = tuple(
+            ChangedSetting(**_known(ChangedSetting, each)) for each in data.get("settings", ())
+        )
         lists = {"devices": devices, "settings": settings, "effects": tuple(data["effects"])}
         return cls(**{**_known(cls, data), **lists})
 
@@ -166,8 +169,8 @@ def now() -> float:
 
 
 def in_the_way(
-    wanted: Iterable[Held], records: Iterable[Record]
-) -> list[tuple[Held, Held, Record]]:
+    wanted: Iterable[HeldDevice], records: Iterable[OwnerRecord]
+) -> list[tuple[HeldDevice, HeldDevice, OwnerRecord]]:
     """Return each wanted device that another owner has: ours, theirs, and its owner's record."""
     ours = [*wanted]
     return [
@@ -243,19 +246,19 @@ class Records:
 
     # Reading ----------------------------------------------------------------------------------
 
-    def read(self, driver: str, uid: str) -> Record | None:
+    def read(self, driver: str, uid: str) -> OwnerRecord | None:
         """Return a claim's record, None if it is missing or unreadable."""
-        return self._load(Record(driver, uid, "", "", "", "").key)
+        return self._load(OwnerRecord(driver, uid, "", "", "", "").key)
 
-    def mps(self) -> Record | None:
+    def mps(self) -> OwnerRecord | None:
         """Return the record of gpuhook mps of this boot, None if there is none."""
         found = self._load(f"{MPS}{_END}")
         return found if found is not None and found.boot == self.boot else None
 
-    def _load(self, key: str) -> Record | None:
+    def _load(self, key: str) -> OwnerRecord | None:
         """Return the record in a file if it belongs to the file's owner, else None."""
         try:
-            found = Record.from_json(self._data(key))
+            found = OwnerRecord.from_json(self._data(key))
             is_its = found.key == key  # protects: record-owner
         except _DAMAGE:
             return None
@@ -289,18 +292,18 @@ class Records:
         """Return driver and uid of every claim's record, including unreadable ones."""
         return [found for key in self.keys() if (found := _names(key)) is not None]
 
-    def current(self) -> list[Record]:
+    def current(self) -> list[OwnerRecord]:
         """Return the readable records of this boot."""
         found = (self._load(key) for key in self.keys())
         return [each for each in found if each is not None and each.boot == self.boot]
 
-    def others(self, key: str) -> list[Record]:
+    def others(self, key: str) -> list[OwnerRecord]:
         """Return the current records of all owners except one."""
         return [each for each in self.current() if each.key != key]
 
     def is_unknown(self, driver: str, uid: str) -> bool:
         """Return whether a claim has an unreadable record that may be of this boot."""
-        return self._is_unknown(Record(driver, uid, "", "", "", "").key)
+        return self._is_unknown(OwnerRecord(driver, uid, "", "", "", "").key)
 
     def is_mps_unknown(self) -> bool:
         """Return whether gpuhook mps has an unreadable record that may be of this boot."""
@@ -330,13 +333,13 @@ class Records:
                     _REMEDIES[owner],
                 )
 
-    def is_complete(self, record: Record | None) -> bool:
+    def is_complete(self, record: OwnerRecord | None) -> bool:
         """Return whether a record of this boot was completed."""
         return record is not None and (record.state, record.boot) == (COMPLETED, self.boot)
 
     # Writing ----------------------------------------------------------------------------------
 
-    def write(self, record: Record) -> None:
+    def write(self, record: OwnerRecord) -> None:
         """Write a record atomically; PluginError on failure."""
         text = jsontext.dumps(asdict(record)).encode()
         try:
@@ -388,14 +391,14 @@ class Records:
             for each in made:
                 self.write(each)
 
-    def _of_pod(self, vendor: str, resource: str, unit: str, whole: str) -> Record:
+    def _of_pod(self, vendor: str, resource: str, unit: str, whole: str) -> OwnerRecord:
         digest = hashlib.sha256(f"{vendor}/{unit}".encode()).hexdigest()[:32]
-        held = Held(vendor=vendor, unit=unit, whole=whole)
+        held = HeldDevice(vendor=vendor, unit=unit, whole=whole)
         mps = self.mps()
         if mps is not None and in_the_way([held], [mps]):
             held = replace(held, share=MPS)  # only a client of MPS can use it now
         who = ("", digest, "", resource)
-        return Record(*who, COMPLETED, self.boot, (held,), at=now(), owner=POD)
+        return OwnerRecord(*who, COMPLETED, self.boot, (held,), at=now(), owner=POD)
 
 
 def _names(key: str) -> tuple[str, str] | None:
@@ -412,15 +415,17 @@ YOUNG = 60.0  # seconds for which the kubelet's list of pods' devices may be out
 Ids = Callable[[], AbstractSet[str] | None]  # of all devices of pods; None without an answer
 
 
-class Busy(NamedTuple):
+class BusyDevice(NamedTuple):
     """A wanted device that a pod has or may have; ``doubt`` continues a sentence about it."""
 
-    ours: Held
-    record: Record
+    ours: HeldDevice
+    record: OwnerRecord
     doubt: str
 
 
-def first_busy(taken: Sequence[tuple[Held, Held, Record]], ids: Ids) -> Busy | None:
+def first_busy(
+    taken: Sequence[tuple[HeldDevice, HeldDevice, OwnerRecord]], ids: Ids
+) -> BusyDevice | None:
     """Return the first device that a pod has or may have, None if all are free.
 
     ``taken`` is as ``in_the_way`` returns it. ``ids`` asks the kubelet, if there is a device.
@@ -428,9 +433,11 @@ def first_busy(taken: Sequence[tuple[Held, Held, Record]], ids: Ids) -> Busy | N
     known = ids() if taken else None
     for ours, held, record in taken:
         if known is None:  # protects: pods-unknown
-            return Busy(ours, record, ", and the kubelet doesn't report whether its pod ended")
+            return BusyDevice(
+                ours, record, ", and the kubelet doesn't report whether its pod ended"
+            )
         is_young = 0 <= now() - record.at < YOUNG
         # protects: pods-device
         if is_young or any(each.partition(REPLICA)[0] == held.unit for each in known):
-            return Busy(ours, record, "")
+            return BusyDevice(ours, record, "")
     return None

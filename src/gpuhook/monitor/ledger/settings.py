@@ -11,7 +11,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, RequestError
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor import vendor_parts
-from gpuhook.monitor.ledger.records import Setting
+from gpuhook.monitor.ledger.records import ChangedSetting
 from gpuhook.vendors import registry
 
 Values = Mapping[str, int]  # by name of the setting
@@ -21,11 +21,11 @@ Inventories = Callable[[str], Any]  # by vendor; None without its driver
 class Difference(NamedTuple):
     """A setting that differs from what its owner set; ``value`` is the current one."""
 
-    setting: Setting
+    setting: ChangedSetting
     value: int
 
 
-class Settings:
+class SettingsLedger:
     """The settings of this host's devices; ``inventory`` returns a vendor's inventory."""
 
     def __init__(self, config: Config, inventory: Inventories) -> None:
@@ -33,8 +33,8 @@ class Settings:
         self._inventory = inventory
 
     def planned(
-        self, vendor: str, wanted: Mapping[str, Values], kept: Sequence[Setting] = ()
-    ) -> tuple[Setting, ...]:
+        self, vendor: str, wanted: Mapping[str, Values], kept: Sequence[ChangedSetting] = ()
+    ) -> tuple[ChangedSetting, ...]:
         """Return the changes to a vendor's devices, with the current values.
 
         ``wanted`` is keyed by the inventory's ids. ``kept`` are the owner's earlier changes: their
@@ -53,7 +53,7 @@ class Settings:
         first = {(each.device, each.name): each.before for each in kept if each.vendor == vendor}
         before.update(first)  # protects: mps-first-mode
         return tuple(
-            Setting(vendor, device, name, before.get((device, name), 0), value)
+            ChangedSetting(vendor, device, name, before.get((device, name), 0), value)
             for device, settings in wanted.items()
             for name, value in settings.items()
         )
@@ -70,7 +70,7 @@ class Settings:
             if name in driver.READABLE and (device, name) not in known
         ]
 
-    def apply(self, settings: Sequence[Setting]) -> None:
+    def apply(self, settings: Sequence[ChangedSetting]) -> None:
         """Change settings; DriverError if one can't be changed."""
         for vendor, its in _by_vendor(settings).items():
             wanted = _wanted({each: each.value for each in its})
@@ -79,7 +79,9 @@ class Settings:
                 first = failures[0]
                 raise DriverError(first.cause, first.remedy)
 
-    def restore(self, settings: Sequence[Setting]) -> list[tuple[Setting, vendor_parts.NotSet]]:
+    def restore(
+        self, settings: Sequence[ChangedSetting]
+    ) -> list[tuple[ChangedSetting, vendor_parts.UnchangedSetting]]:
         """Restore settings; return those that can't be restored, each with the reason.
 
         A setting that no longer has the value set here is kept: another program has changed it.
@@ -96,7 +98,7 @@ class Settings:
             found += [(due[failure.device, failure.name], failure) for failure in failures]
         return found
 
-    def differences(self, settings: Sequence[Setting]) -> list[Difference]:
+    def differences(self, settings: Sequence[ChangedSetting]) -> list[Difference]:
         """Return the settings that differ from what their owner set; DriverError on failure."""
         found = []
         for vendor, its in _by_vendor(settings).items():
@@ -113,7 +115,9 @@ class Settings:
             return {}
         return module(self._config, vendor).read(self._config, inventory, wanted)
 
-    def _write(self, vendor: str, wanted: Mapping[str, Values]) -> Sequence[vendor_parts.NotSet]:
+    def _write(
+        self, vendor: str, wanted: Mapping[str, Values]
+    ) -> Sequence[vendor_parts.UnchangedSetting]:
         inventory = self._inventory(vendor)
         if inventory is None or not wanted:
             return ()
@@ -143,20 +147,20 @@ def wanted_of(pairs: Sequence[tuple[Device, Values]]) -> dict[str, dict[str, int
     return found
 
 
-def _is_ours(setting: Setting, values: Mapping[str, Values]) -> bool:
+def _is_ours(setting: ChangedSetting, values: Mapping[str, Values]) -> bool:
     """Return whether a setting still is what its owner set; an unreadable one may be."""
     value = values.get(setting.device, {}).get(setting.name, setting.value)
     return value == setting.value != setting.before  # protects: anothers-change
 
 
-def _by_vendor(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    found: dict[str, list[Setting]] = {}
+def _by_vendor(settings: Sequence[ChangedSetting]) -> dict[str, list[ChangedSetting]]:
+    found: dict[str, list[ChangedSetting]] = {}
     for each in settings:
         found.setdefault(each.vendor, []).append(each)
     return found
 
 
-def _wanted(values: Mapping[Setting, int]) -> dict[str, dict[str, int]]:
+def _wanted(values: Mapping[ChangedSetting, int]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for setting, value in values.items():
         found.setdefault(setting.device, {})[setting.name] = value

@@ -14,16 +14,16 @@ from gpuhook.monitor.ledger.records import (
     COMPLETED,
     MPS,
     POD,
-    Held,
+    ChangedSetting,
+    HeldDevice,
     Ids,
-    Record,
+    OwnerRecord,
     Records,
-    Setting,
     first_busy,
     in_the_way,
     now,
 )
-from gpuhook.monitor.ledger.settings import Settings
+from gpuhook.monitor.ledger.settings import SettingsLedger
 from gpuhook.monitor.vendors.nvidia.settings import MODE
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia import names as nvidia
@@ -32,7 +32,7 @@ DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t in nvml.h
 _WANTED = {MODE: EXCLUSIVE_PROCESS}
 
 
-class Devices:
+class MpsDevices:
     """The record of ``gpuhook mps``; ``inventory`` returns NVIDIA's inventory.
 
     ``in_use`` returns the ids of all devices that pods have by the kubelet.
@@ -41,14 +41,14 @@ class Devices:
     def __init__(self, config: Config, inventory: Callable[[], Any], in_use: Ids) -> None:
         self._in_use = in_use
         self._records = Records(config.state_dir)
-        self._settings = Settings(config, lambda _: inventory())
+        self._settings = SettingsLedger(config, lambda _: inventory())
 
-    def check(self, devices: Sequence[mps.Shared]) -> None:
+    def check(self, devices: Sequence[mps.SharedDevice]) -> None:
         """Raise RequestError if a claim or a pod of the device plugin has one of these devices."""
         with self._records.locked():
             self._check(_held(devices))
 
-    def hold(self, devices: Sequence[mps.Shared]) -> None:
+    def hold(self, devices: Sequence[mps.SharedDevice]) -> None:
         """Record these devices, set their compute mode, and restore that of dropped devices.
 
         RequestError as in ``check``; DriverError if a mode can't be set.
@@ -82,7 +82,7 @@ class Devices:
                 self._put_back(record, record.settings)
             self._records.forget(self._new().key)
 
-    def _check(self, held: tuple[Held, ...]) -> None:
+    def _check(self, held: tuple[HeldDevice, ...]) -> None:
         # The original mode is only in the record: the driver would report the mode set by MPS.
         self._records.check_readable(owners=(CLAIM, MPS))  # protects: mps-unreadable
         current = self._records.current()
@@ -95,7 +95,7 @@ class Devices:
         pods = [each for each in current if each.owner == POD]
         self._check_pods(in_the_way(held, pods))
 
-    def _check_pods(self, taken: Sequence[tuple[Held, Held, Record]]) -> None:
+    def _check_pods(self, taken: Sequence[tuple[HeldDevice, HeldDevice, OwnerRecord]]) -> None:
         """Raise RequestError if a pod has one of these devices, and not as a client of MPS.
 
         Devices that no pod has any more are freed.
@@ -112,7 +112,10 @@ class Devices:
             self._records.forget(record.key)
 
     def _put_back(
-        self, record: Record, settings: Sequence[Setting], kept: Sequence[Setting] = ()
+        self,
+        record: OwnerRecord,
+        settings: Sequence[ChangedSetting],
+        kept: Sequence[ChangedSetting] = (),
     ) -> None:
         """Restore settings; record those that can't be restored, and raise DriverError for them."""
         failures = self._settings.restore(settings)
@@ -121,12 +124,12 @@ class Devices:
         if failures:
             raise DriverError(failures[0][1].cause, failures[0][1].remedy)
 
-    def _new(self) -> Record:
-        return Record("", "", "", "", COMPLETED, self._records.boot, at=now(), owner=MPS)
+    def _new(self) -> OwnerRecord:
+        return OwnerRecord("", "", "", "", COMPLETED, self._records.boot, at=now(), owner=MPS)
 
 
-def _held(devices: Sequence[mps.Shared]) -> tuple[Held, ...]:
+def _held(devices: Sequence[mps.SharedDevice]) -> tuple[HeldDevice, ...]:
     return tuple(
-        Held(device=str(each.index), vendor=nvidia.NAME, unit=each.uuid, whole=each.uuid)
+        HeldDevice(device=str(each.index), vendor=nvidia.NAME, unit=each.uuid, whole=each.uuid)
         for each in devices
     )

@@ -20,15 +20,15 @@ from gpuhook.base.oci import jsontext
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 from gpuhook.monitor.host import users_tree
 from gpuhook.monitor.host.child import BackOff
 from gpuhook.monitor.ledger.records import Ids
 from gpuhook.monitor.mps.control import SERVER, Control, program_of
-from gpuhook.monitor.mps.devices import Devices
+from gpuhook.monitor.mps.devices import MpsDevices
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia import names as nvidia
-from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
+from gpuhook.vendors.nvidia.model import WSL, Gpu, NvidiaInventory
 
 _THIRD = 615  # the first driver with version 3
 _WAIT = 60.0  # seconds that another gpuhook mps may hold the lock
@@ -39,7 +39,7 @@ _DETACHING = 10.0  # seconds to detach mounts of users in the shared memory
 _BACK_OFF = (1.0, 60.0)  # seconds before the daemon is started again: the first, the longest
 
 
-class Keeper:
+class MpsController:
     """Controller of this host's MPS daemon; ``tell`` receives a sentence for each event.
 
     A claim's daemon is ``for_claim``: the claim's record in the ledger holds the devices, and
@@ -53,23 +53,23 @@ class Keeper:
         config: Config,
         tell: Callable[[str], None],
         memory: Mapping[str, int] = MappingProxyType({}),
-        inventory: Inventory | None = None,
+        inventory: NvidiaInventory | None = None,
         *,
         for_claim: bool = False,
         in_use: Ids = lambda: None,
-        followed: Followed | None = None,
+        followed: FollowedConfig | None = None,
     ) -> None:
         self._config = config
         self._tell = tell
         self._memory = memory
         self._known = inventory
-        self._devices = None if for_claim else Devices(config, self._inventory, in_use)
+        self._devices = None if for_claim else MpsDevices(config, self._inventory, in_use)
         self._followed = followed
         self.base = f"{config.state_dir}/{mps.FOLDER}"
 
     # Starting ----------------------------------------------------------------------------------
 
-    def start(self) -> mps.State:
+    def start(self) -> mps.MpsState:
         """Start the daemon if it isn't running; return its state.
 
         MpsError or DriverError on failure, and then nothing has changed.
@@ -86,11 +86,11 @@ class Keeper:
                 self._end_daemon(before)
             return self._start(wanted)
 
-    def _hold(self, state: mps.State) -> None:
+    def _hold(self, state: mps.MpsState) -> None:
         if self._devices is not None:
             self._devices.hold(state.devices)
 
-    def _start(self, state: mps.State) -> mps.State:
+    def _start(self, state: mps.MpsState) -> mps.MpsState:
         self._make_folders(state.version)
         self._save(state)
         try:
@@ -109,7 +109,7 @@ class Keeper:
         self._tell(f"MPS {state.version} serves GPU {listed(shared)}, process {state.daemon}")
         return state
 
-    def _set_up(self, control: Control, state: mps.State) -> mps.State:
+    def _set_up(self, control: Control, state: mps.MpsState) -> mps.MpsState:
         """Set the daemon's limits, and create the namespaces of version 3."""
         if state.version < 3:
             if state.threads:
@@ -143,7 +143,7 @@ class Keeper:
             "Set version = 2 in [gpuhook.mps], and report it",
         )
 
-    def wanted(self, before: mps.State | None = None) -> mps.State:
+    def wanted(self, before: mps.MpsState | None = None) -> mps.MpsState:
         """Return the state that config.toml and the host's devices call for, without a daemon.
 
         MpsError or DriverError for a configuration that isn't possible.
@@ -166,10 +166,10 @@ class Keeper:
                     f"{total // _MEGA} MiB",
                     "Set a size from 1MiB to the GPU's memory, or a share such as 50%",
                 )
-            devices.append(mps.Shared(gpu.uuid, gpu.index, memory, total))
+            devices.append(mps.SharedDevice(gpu.uuid, gpu.index, memory, total))
         version = self._version()
         places = () if before is None else before.places
-        return mps.State(
+        return mps.MpsState(
             version, tuple(devices), "", config.mps_percentage, config.mps_clients, places
         )
 
@@ -210,13 +210,13 @@ class Keeper:
             )
         return gpus
 
-    def _inventory(self) -> Inventory:
+    def _inventory(self) -> NvidiaInventory:
         if self._known is not None:
             return self._known
-        found: Inventory = cache.get_inventory(self._config, contract.load(nvidia))  # type: ignore[assignment]
+        found: NvidiaInventory = cache.get_inventory(self._config, contract.load(nvidia))  # type: ignore[assignment]
         return found
 
-    def control(self, state: mps.State) -> Control:
+    def control(self, state: mps.MpsState) -> Control:
         """Return the client of the daemon."""
         inventory = self._inventory()
         cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")
@@ -226,14 +226,14 @@ class Keeper:
 
     # Monitoring ---------------------------------------------------------------------------------
 
-    def _answers(self, state: mps.State) -> bool:
+    def _answers(self, state: mps.MpsState) -> bool:
         try:
             self.check(state)
         except MpsError:
             return False
         return True
 
-    def check(self, state: mps.State) -> None:
+    def check(self, state: mps.MpsState) -> None:
         """Raise MpsError if the daemon isn't running or doesn't respond."""
         if not mps.lives(state):
             raise MpsError("MPS' control daemon isn't running", mps.START)
@@ -320,7 +320,7 @@ class Keeper:
         finally:
             os.close(folder)
 
-    def _end_daemon(self, state: mps.State) -> None:
+    def _end_daemon(self, state: mps.MpsState) -> None:
         control = self.control(state)
         if not state.daemon:
             control.settle()  # protects: mps-begun
@@ -367,7 +367,7 @@ class Keeper:
             if not os.path.ismount(shm):
                 _mount("mount", "-t", "tmpfs", "-o", _SHM_SIZE, "gpuhook-mps", shm)
 
-    def _save(self, state: mps.State) -> None:
+    def _save(self, state: mps.MpsState) -> None:
         text = jsontext.dumps(state.to_json()).encode()
         try:
             with StateDirectory.opened(self._config.state_dir) as folder:

@@ -2,9 +2,9 @@
 
 In the state folder, readable by all users:
 
-    cdi.json          the folder of the specs, and the inputs of their generation (Kept)
-    cdi-error.json    the errors of the last refresh, an entry per kind (Failure); absent if it
-                      succeeded
+    cdi.json          the folder of the specs, and the inputs of their generation (ManagedSpecs)
+    cdi-error.json    the errors of the last refresh, an entry per kind (RefreshFailure); absent if
+                      it succeeded
 
 Root writes and removes files named in the first one, so both are ignored if other users could have
 written them. Below a prefix used as / the first one may be part of an image: it then has effects
@@ -83,7 +83,7 @@ def below(prefix: str, path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RefreshFailure:
     """An error of a refresh: ``time`` is a Unix time, ``kind`` is "" for all kinds."""
 
     time: float
@@ -126,11 +126,11 @@ def kept(state: str, prefix: str = "") -> ManagedSpecs | None:
     return _file(state, _KEPT).load(made)
 
 
-def last_errors(state: str) -> list[Failure]:
+def last_errors(state: str) -> list[RefreshFailure]:
     """Return the errors of the last refresh, none if it succeeded; raises as ``kept`` does."""
 
-    def made(found: Any) -> list[Failure]:
-        return [Failure(**each) for each in (found if isinstance(found, list) else [found])]
+    def made(found: Any) -> list[RefreshFailure]:
+        return [RefreshFailure(**each) for each in (found if isinstance(found, list) else [found])]
 
     return _file(state, _FAILURES).load(made) or []
 
@@ -140,7 +140,7 @@ def save(state: str, value: ManagedSpecs) -> None:
     _file(state, _KEPT).save(asdict(value))
 
 
-def save_errors(state: str, failures: Iterable[Failure]) -> None:
+def save_errors(state: str, failures: Iterable[RefreshFailure]) -> None:
     """Save the errors of a refresh, or that it succeeded; CdiError as for ``save``."""
     entries = [asdict(failure) for failure in failures]
     file = _file(state, _FAILURES)

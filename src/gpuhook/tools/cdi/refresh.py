@@ -17,13 +17,13 @@ from gpuhook.base.errors import CdiError, GpuhookError, NoDeviceError, NoDriverE
 from gpuhook.base.host import files as host_files
 from gpuhook.core import contract, dev_char
 from gpuhook.core.cdi import folders
-from gpuhook.core.cdi.generate import Generated, Reader, Source, generate
+from gpuhook.core.cdi.generate import CdiReader, GeneratedSpec, SpecSource, generate
 from gpuhook.core.inventory import cache
 from gpuhook.tools.cdi import write
 from gpuhook.tools.cdi import write as writing
-from gpuhook.tools.cdi.managed_specs import Failure, ManagedSpecs, kept, save_errors
+from gpuhook.tools.cdi.managed_specs import ManagedSpecs, RefreshFailure, kept, save_errors
 from gpuhook.tools.engines.files import Change
-from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.engines.lock import FolderLock
 from gpuhook.vendors import registry
 
 if TYPE_CHECKING:
@@ -45,21 +45,21 @@ class Report:
     said: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[RefreshFailure] = field(default_factory=list)
     documents: dict[str, str] = field(default_factory=dict)  # path -> version of the existing specs
 
     def fail(self, kind: str, error: GpuhookError) -> None:
         """Add an error for a kind."""
-        self.failures.append(Failure(time.time(), kind, error.cause, error.remedy))
+        self.failures.append(RefreshFailure(time.time(), kind, error.cause, error.remedy))
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredSpec:
     """The wanted state of a file: a CDI spec, or none because of an error."""
 
     change: Change
     kind: str
-    made: Generated | NoDriverError | NoDeviceError
+    made: GeneratedSpec | NoDriverError | NoDeviceError
 
 
 def refresh(state: str, prefix: str = "") -> Report | None:
@@ -96,23 +96,23 @@ def preview(found: ManagedSpecs) -> tuple[list[Change], Report]:
 def locked(state: str) -> contextlib.AbstractContextManager[None]:
     """Lock the specs of this state folder against other processes."""
     folder = os.path.join(state, "cdi")
-    return Lock(folder, "writing CDI specs", _PATIENCE, CdiError).held()
+    return FolderLock(folder, "writing CDI specs", _PATIENCE, CdiError).held()
 
 
 def source_of(
     vendor: contract.Vendor,
     config: Config,
     hook: str,
-    reader: "Callable[[], Reader | None] | None" = None,
+    reader: "Callable[[], CdiReader | None] | None" = None,
     *,
     save: bool,
     without_hook: bool = False,
-) -> Source:
+) -> SpecSource:
     """Return the source for the specs of a vendor's devices; DriverError if it has none."""
     inventory = cache.get_inventory(config, vendor, save=save)
     path = config.path and os.path.abspath(config.path)
     named = path if path != DEFAULT_PATH else None
-    return Source(vendor, inventory, config, hook, named, reader, without_hook=without_hook)
+    return SpecSource(vendor, inventory, config, hook, named, reader, without_hook=without_hook)
 
 
 def others(path: str, kind: str) -> list[str]:
@@ -127,7 +127,7 @@ def others(path: str, kind: str) -> list[str]:
     ]
 
 
-def written(made: Generated, path: str) -> str:
+def written(made: GeneratedSpec, path: str) -> str:
     """Return a sentence on a written spec."""
     document = made.document
     return f"wrote {path} (version {document['cdiVersion']}, {len(document['devices'])} names)"
@@ -222,7 +222,7 @@ def _change(path: str, text: str | None) -> Change:
 # Wanted specs -------------------------------------------------------------------------------
 
 
-def _all_wanted(found: ManagedSpecs, report: Report, *, save: bool) -> list[Wanted]:
+def _all_wanted(found: ManagedSpecs, report: Report, *, save: bool) -> list[DesiredSpec]:
     """Return the wanted file of every known kind; add the kinds that failed to the report."""
     try:
         config = load(found.config or (DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None))
@@ -241,7 +241,7 @@ def _all_wanted(found: ManagedSpecs, report: Report, *, save: bool) -> list[Want
             report.fail(names.KIND, error)
     for path, kind in _ours_in(found, but=paths).items():
         unknown = NoDriverError(f"gpuhook no longer supports devices of the kind {kind}", "")
-        wanted.append(Wanted(_change(path, None), kind, unknown))
+        wanted.append(DesiredSpec(_change(path, None), kind, unknown))
     return wanted
 
 
@@ -250,22 +250,22 @@ def _wanted(
     names: "ModuleType",
     found: ManagedSpecs,
     config: Config,
-    reader: "Callable[[], Reader | None]",
+    reader: "Callable[[], CdiReader | None]",
     *,
     save: bool,
-) -> Wanted:
+) -> DesiredSpec:
     try:
         source = source_of(contract.load(names), config, found.hook, reader, save=save)
         if save:  # containers with CDI devices have no gpu-py to save it
             dev_char.make_links(source.inventory.nodes, source.inventory.root)
         made = generate(source)
     except (NoDriverError, NoDeviceError) as error:
-        return Wanted(_change(path, None), names.KIND, error)
+        return DesiredSpec(_change(path, None), names.KIND, error)
     text = writing.to_text(made.document, found.format)
-    return Wanted(_change(path, text), names.KIND, made)
+    return DesiredSpec(_change(path, text), names.KIND, made)
 
 
-def _carry_out(wanted: Wanted, report: Report) -> None:
+def _carry_out(wanted: DesiredSpec, report: Report) -> None:
     change = wanted.change
     made = wanted.made
     if isinstance(made, GpuhookError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from gpuhook.base.errors import CdiError
 from gpuhook.base.host import files as host_files
 from gpuhook.core.cdi import versions
-from gpuhook.core.cdi.generate import Reader
+from gpuhook.core.cdi.generate import CdiReader
 from gpuhook.core.cdi.names import file_stem, split_kind
 from gpuhook.tools.engines import installed
 
@@ -71,7 +71,9 @@ def read_old(path: str) -> bytes | None:
         return None
 
 
-def oldest_reader(engines: Iterable[str] = tuple(versions.ENGINES)) -> Callable[[], Reader | None]:
+def oldest_reader(
+    engines: Iterable[str] = tuple(versions.ENGINES),
+) -> Callable[[], CdiReader | None]:
     """Return a function that finds the engine with the oldest CDI support, for ``Source``.
 
     It runs each engine's program once, which takes a twentieth of a second.
@@ -79,11 +81,11 @@ def oldest_reader(engines: Iterable[str] = tuple(versions.ENGINES)) -> Callable[
     return functools.cache(functools.partial(_oldest, tuple(engines)))
 
 
-def _oldest(engines: tuple[str, ...]) -> Reader | None:
+def _oldest(engines: tuple[str, ...]) -> CdiReader | None:
     found = []
     for engine in engines:
         version = installed.version(engine)
         highest = versions.highest(engine, version) if version else None
         if highest is not None:
-            found.append(Reader(f"{engine} {version}", highest))
+            found.append(CdiReader(f"{engine} {version}", highest))
     return min(found, key=lambda reader: versions.order(reader.highest), default=None)

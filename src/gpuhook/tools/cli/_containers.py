@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import click
 
 from gpuhook.base.errors import printable
-from gpuhook.monitor.containers.device_users import WITHOUT_ROOT, Container
+from gpuhook.monitor.containers.device_users import WITHOUT_ROOT, RunningContainer
 from gpuhook.monitor.kubelet import SOCKET
 from gpuhook.tools.cli._output import say
 from gpuhook.tools.running.names import Names
@@ -21,7 +21,7 @@ pod_resources_option = click.option(
 )  # fmt: skip
 
 
-def names_of(containers: Iterable[Container]) -> Names:
+def names_of(containers: Iterable[RunningContainer]) -> Names:
     """Return the engines' names for these containers, as far as engines answer in time."""
     names = Names(patience=_PATIENCE)
     names.ask([(each.engine, each.name, each.bundle) for each in containers])
@@ -36,7 +36,7 @@ def say_what_is_missing(problems: Iterable[str]) -> None:
         say(f"{sentence}.", err=True)
 
 
-def title(container: Container, called: str) -> str:
+def title(container: RunningContainer, called: str) -> str:
     """Return a container's display name: from Kubernetes, else from its engine, else its id.
 
     ``called`` is the engine's name for it, "" if unknown.

@@ -20,7 +20,7 @@ from gpuhook.core.memory_limits import MemoryLimits
 from gpuhook.core.plan import image, spec_edits
 from gpuhook.core.plan.operations import AddGroup, Operation, Plan, usable
 from gpuhook.core.plan.volumes import Volumes
-from gpuhook.core.plan.writer import Places
+from gpuhook.core.plan.writer import PlanIndex
 from gpuhook.core.planner import make_plan
 from gpuhook.core.records import exclusive_request
 from gpuhook.core.request import sources as environments
@@ -152,7 +152,7 @@ class Explanation:
         limited = find_memory_limits(given, config, self.known, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
         folders = self.layers if root_path is None else [root_path]
-        gives_files = bool(Places().write(plan.operations).mounts)
+        gives_files = bool(PlanIndex().write(plan.operations).mounts)
         plan.operations, self.left_out = usable(plan.operations)
         if gives_files:
             self._check_image(folders, spec)
@@ -348,7 +348,7 @@ def _lacking(spec: Spec, plan: Plan, root_path: str | None) -> list[str]:
     with _opened(root_path) as root:
         if root is None:
             return []
-        places = Places().write(plan.operations)
+        places = PlanIndex().write(plan.operations)
         steps = [*places.mounts.values(), *places.links.values()]
         return Volumes(spec.data, root).fit(steps)[1]
 

@@ -43,7 +43,7 @@ def _guest(engine: str, name: str, told: Any) -> Any:
     config, file = (shared.absolute(path) for path in (os.environ.get(PATH_VARIABLE), told.config))
     rootfs, prefix = (path and os.path.abspath(path) for path in (told.rootfs, told.prefix))
     asked = settings(told.variables), told.devices
-    return module.guest(module.Request(name, *asked, rootfs, config, file or ""), prefix)
+    return module.guest(module.FolderRequest(name, *asked, rootfs, config, file or ""), prefix)
 
 
 def units(told: Any, guest: Any) -> tuple[tuple[str, str], ...]:

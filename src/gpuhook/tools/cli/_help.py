@@ -14,7 +14,7 @@ from gpuhook.tools.cli import _completion
 _SENTENCE = re.compile(r".*?[.](?=\s|$)", re.DOTALL)
 
 
-class Seconds(click.types.FloatParamType):
+class SecondsParam(click.types.FloatParamType):
     """A number of seconds within limits, with a clear error."""
 
     name = "seconds"

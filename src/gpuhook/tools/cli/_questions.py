@@ -5,7 +5,7 @@ import sys
 import click
 
 from gpuhook.base.errors import EngineError
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.known import ENGINES
 
 
@@ -14,7 +14,7 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def present(ask: Ask) -> list[str]:
+def present(ask: EngineRequest) -> list[str]:
     """Return the engines that this host has; EngineError if it has none."""
     found = [name for name, engine in ENGINES.items() if engine.is_present(ask)]
     if not found:
@@ -24,7 +24,7 @@ def present(ask: Ask) -> list[str]:
     return found
 
 
-def engines(ask: Ask, *, interactive: bool) -> tuple[str, ...]:
+def engines(ask: EngineRequest, *, interactive: bool) -> tuple[str, ...]:
     """Return the engines to set up where none was named; EngineError if none is chosen."""
     found = present(ask)
     if interactive:

@@ -13,12 +13,12 @@ from gpuhook.core.inventory.cache import get_inventory
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
 from gpuhook.monitor.containers import attached
-from gpuhook.monitor.containers.device_users import Container
+from gpuhook.monitor.containers.device_users import RunningContainer
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._containers import short, title
 from gpuhook.tools.cli._explanation import Explanation, Row
 from gpuhook.tools.running import repair
-from gpuhook.tools.running.find import Found, find
+from gpuhook.tools.running.find import ContainerMatch, find
 
 # Engines whose pods select a runtime with a RuntimeClass, and the engine that has the default.
 _OF_PODS = ("kubernetes", "cri-o")
@@ -66,7 +66,7 @@ def read_running(word: str, explanation: Explanation, config_path: str | None) -
     return spec
 
 
-def _is_strange(found: Found) -> bool:
+def _is_strange(found: ContainerMatch) -> bool:
     """Tell whether a container has no devices because another runtime than gpu-py started it."""
     if found.holder is not None or not found.runtime:
         return False
@@ -74,7 +74,7 @@ def _is_strange(found: Found) -> bool:
     return os.path.basename(program) != names.RUNTIME
 
 
-def _advice(found: Found, spec: Spec | None) -> str:
+def _advice(found: ContainerMatch, spec: Spec | None) -> str:
     """Return how to make its engine start such a container with gpu-py."""
     annotations = spec.data.get("annotations") if spec is not None else None
     written = annotations if isinstance(annotations, dict) else {}
@@ -101,7 +101,7 @@ def _inventories(config: Config) -> list[Inventory]:
     return found
 
 
-def _who(found: Found) -> str:
+def _who(found: ContainerMatch) -> str:
     holder = found.holder
     name = title(holder, found.name) if holder is not None else _plain(found)
     process = f", process {holder.pid} ({holder.command})" if holder is not None else ""
@@ -109,12 +109,12 @@ def _who(found: Found) -> str:
     return f"{name}, id {short(found.id)}{process}{f', image {image}' if image else ''}"
 
 
-def _plain(found: Found) -> str:
+def _plain(found: ContainerMatch) -> str:
     name = found.name or short(found.id)
     return f"{found.engine}:{name}" if found.engine else name
 
 
-def _given(holder: Container, inventories: Collection[Inventory]) -> Iterator[Row]:
+def _given(holder: RunningContainer, inventories: Collection[Inventory]) -> Iterator[Row]:
     """Yield the devices of a container, from its record or its device nodes."""
     if holder.record is None:
         nodes = _paths(holder.nodes, inventories)
@@ -148,7 +148,7 @@ def _paths(numbers: Iterable[tuple[int, int]], inventories: Iterable[Inventory])
     return [node.path for node in nodes]
 
 
-def _missing(holder: Container, inventories: Collection[Inventory]) -> list[str]:
+def _missing(holder: RunningContainer, inventories: Collection[Inventory]) -> list[str]:
     """Return the nodes that its cgroup no longer allows; none if that can't be determined."""
     try:
         return [node.path for node in repair.missing(holder, inventories)]
@@ -156,7 +156,7 @@ def _missing(holder: Container, inventories: Collection[Inventory]) -> list[str]
         return []
 
 
-def _lost(holder: Container, inventories: Collection[Inventory]) -> tuple[list[str], str]:
+def _lost(holder: RunningContainer, inventories: Collection[Inventory]) -> tuple[list[str], str]:
     """Return its devices that the host no longer has, and a sentence."""
     gone = repair.moved(holder, inventories)
     if not gone:
@@ -164,7 +164,7 @@ def _lost(holder: Container, inventories: Collection[Inventory]) -> tuple[list[s
     return gone, f"{listed(gone, _NAMED)}: no longer on this host, or under another number"
 
 
-def _to_json(found: Found, missing: list[str], gone: list[str]) -> dict[str, Any]:
+def _to_json(found: ContainerMatch, missing: list[str], gone: list[str]) -> dict[str, Any]:
     holder = found.holder
     record = (holder.record if holder is not None else None) or {}
     return {

@@ -9,10 +9,10 @@ from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli._output import warn
 from gpuhook.tools.engines import json_text, swarm
 from gpuhook.tools.engines.docker import node_resources
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 
 
-def resources(config: Config) -> tuple[swarm.Resource, ...]:
+def resources(config: Config) -> tuple[swarm.SwarmResource, ...]:
     """Return the devices of this host that containers can request one by one.
 
     DriverError if it has none of any vendor. A device that doesn't work is left out.
@@ -23,7 +23,7 @@ def resources(config: Config) -> tuple[swarm.Resource, ...]:
     return tuple(resource for found in offers for resource in found)
 
 
-def _offered(vendor: contract.Vendor, config: Config) -> list[swarm.Resource]:
+def _offered(vendor: contract.Vendor, config: Config) -> list[swarm.SwarmResource]:
     inventory = vendor.discover(config)
     devices, reasons = vendor.offered(
         contract.Grant.of_document(vendor, inventory, config, inventory.devices)
@@ -39,14 +39,14 @@ def _offered(vendor: contract.Vendor, config: Config) -> list[swarm.Resource]:
             what = f"{vendor.names.NOUN} {device.label}"
             warn(f"not offered to the swarm: {what} has only a number as its name")
         else:
-            found.append(swarm.Resource(vendor.names.NAME, kind, device.id))
+            found.append(swarm.SwarmResource(vendor.names.NAME, kind, device.id))
     return found
 
 
-def advice(target: Target, devices: Iterable[swarm.Resource], config: Config) -> list[str]:
+def advice(target: TargetFile, devices: Iterable[swarm.SwarmResource], config: Config) -> list[str]:
     """Return the remaining steps, a sentence each, after a node's daemon.json is written."""
     document = json_text.parse(target.text, target.path)
-    node = swarm.Node(node_resources(document, target.path), devices)
+    node = swarm.SwarmNode(node_resources(document, target.path), devices)
     said = swarm_variables(config.swarm_resource)
     known = {variable for _, variable in said}
     wanted = {name: vendors for name, vendors in node.variables().items() if name not in known}

@@ -9,8 +9,8 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import listed, printable
 from gpuhook.monitor.containers import attach as changes
-from gpuhook.monitor.containers.attach import Done
-from gpuhook.monitor.containers.target import Target
+from gpuhook.monitor.containers.attach import AttachResult
+from gpuhook.monitor.containers.target import AttachTarget
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools import root_folder
 from gpuhook.tools.cli import _completion as completing
@@ -48,7 +48,7 @@ def attach(
     get devices only from the kubelet.
     """
 
-    def work(target: Target, config: Config) -> Done:
+    def work(target: AttachTarget, config: Config) -> AttachResult:
         root_folder.settle(config)
         return changes.attach(target, *requests.wanted(target, words, config), config)
 
@@ -81,7 +81,7 @@ def _change(
     config_path: str | None,
     output_format: str,
     verb: str,
-    work: Callable[[Target, Config], Done],
+    work: Callable[[AttachTarget, Config], AttachResult],
 ) -> None:
     """Change a container's devices, and print the result."""
     from gpuhook.core.inventory.cache import get_inventory  # noqa: PLC0415

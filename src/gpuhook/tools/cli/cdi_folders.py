@@ -9,7 +9,7 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.errors import GpuhookError, printable
 from gpuhook.base.host import files as host_files
 from gpuhook.core.cdi import folders
-from gpuhook.core.cdi.folders import FileError, Found
+from gpuhook.core.cdi.folders import FileError, FolderContent
 from gpuhook.core.cdi.parse_result import MOST_BYTES
 from gpuhook.tools.cdi import managed_specs
 from gpuhook.tools.cli._help import command
@@ -101,7 +101,7 @@ def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: st
     if files and spec_dirs:
         raise click.UsageError("Name files, or folders with --spec-dir, but not both.")
     if files:
-        found = Found()
+        found = FolderContent()
         for file in files:
             _examine(file, found)
     else:
@@ -117,7 +117,7 @@ def validate(files: tuple[str, ...], spec_dirs: tuple[str, ...], config_path: st
     click.echo(f"{count} CDI spec{'' if count == 1 else 's'} checked, no errors")
 
 
-def _examine(file: str, found: Found) -> None:
+def _examine(file: str, found: FolderContent) -> None:
     """Check one file, and that engines read files with such a name."""
     errors, document = folders.examine(file)
     if not file.endswith(folders.ENDINGS):
@@ -127,7 +127,7 @@ def _examine(file: str, found: Found) -> None:
         found.documents[file] = document
 
 
-def _add_rests(found: Found) -> None:
+def _add_rests(found: FolderContent) -> None:
     """Add an error for each file with more than one CDI spec."""
     if not found.documents:
         return
@@ -142,14 +142,14 @@ def _add_rests(found: Found) -> None:
             found.errors.append(FileError(path, line, _SECOND))
 
 
-def _conflicts(found: Found) -> list[str]:
+def _conflicts(found: FolderContent) -> list[str]:
     return [
         f"{name} is in {' and '.join(files)}, so none of these files counts for it"
         for name, files in sorted(found.conflicts.items())
     ]
 
 
-def _report(errors: list[str], found: Found) -> None:
+def _report(errors: list[str], found: FolderContent) -> None:
     """Print errors and ignored parts to standard error."""
     for error in errors:
         click.echo(f"error: {printable(error)}", err=True)

@@ -13,7 +13,7 @@ from gpuhook.base.errors import CdiError, DriverError, listed, shown
 from gpuhook.base.host import files as host_files
 from gpuhook.core import contract
 from gpuhook.core.cdi import document as reader
-from gpuhook.core.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, Generated, Source
+from gpuhook.core.cdi.generate import ALL, DEFAULT_STRATEGIES, STRATEGIES, GeneratedSpec, SpecSource
 from gpuhook.core.cdi.generate import generate as generate_document
 from gpuhook.core.cdi.parse_result import MOST_BYTES
 from gpuhook.monitor.host.driver_program import our_program
@@ -33,7 +33,7 @@ _CHARLIECLOUD = "charliecloud"
 _ENDINGS = tuple(f".{form}" for form in writing.FORMATS)
 
 
-class Place:
+class SpecDestination:
     """Destination of CDI specs: standard output, a file, or a folder with a file per kind."""
 
     def __init__(self, output: str, form: str | None) -> None:
@@ -128,7 +128,7 @@ def generate(
     del mode
     config = load(config_path)
     form = form or ("json" if program and not _form_of(output) else None)
-    place = Place(output, form)
+    place = SpecDestination(output, form)
     sources, failed = _sources(config, kinds, save=not dry_run, without_hook=bool(program))
     if devices and len(sources) > 1:
         raise CdiError(
@@ -164,7 +164,7 @@ def generate(
 
 def _sources(
     config: Config, kinds: tuple[str, ...], *, save: bool, without_hook: bool
-) -> tuple[list[Source], list[DriverError]]:
+) -> tuple[list[SpecSource], list[DriverError]]:
     """Return the sources for CDI specs, and the errors of drivers that failed.
 
     DriverError if there is no source.
@@ -174,7 +174,7 @@ def _sources(
     reader = None if without_hook else write.oldest_reader()
     how = {"save": save, "without_hook": without_hook}
 
-    def source_of(vendor: contract.Vendor) -> Source:
+    def source_of(vendor: contract.Vendor) -> SpecSource:
         return refreshing.source_of(vendor, config, hook, reader, **how)
 
     known = {each.KIND: each for each in registry.known(config).values()}
@@ -189,7 +189,7 @@ def _sources(
     return survey.present(config, source_of)
 
 
-def _made(sources: list[Source], how: dict[str, Any], *, explicit: bool) -> list[Generated]:
+def _made(sources: list[SpecSource], how: dict[str, Any], *, explicit: bool) -> list[GeneratedSpec]:
     """Return the CDI specs; kinds that weren't requested are omitted if they have no devices."""
     made, errors = [], []
     for source in sources:
@@ -216,13 +216,13 @@ def _print(documents: list[dict[str, Any]], form: str) -> None:
         click.echo(writing.to_text(each, form), nl=False)
 
 
-def _show_change(made: Generated, place: Place) -> None:
+def _show_change(made: GeneratedSpec, place: SpecDestination) -> None:
     path = place.path_of(made.document["kind"])
     text = writing.to_text(made.document, place.form)
     click.echo(Change(path, writing.read_old(path), text.encode()).diff(), nl=False)
 
 
-def _deliver(made: Generated, place: Place, *, quiet: bool) -> dict[str, Any]:
+def _deliver(made: GeneratedSpec, place: SpecDestination, *, quiet: bool) -> dict[str, Any]:
     """Write a CDI spec; return what was written, as docs/json.md describes it."""
     kind = made.document["kind"]
     path = place.path_of(kind)

@@ -6,7 +6,7 @@ import sys
 import click
 
 from gpuhook.tools.cdi import refresh as refreshing
-from gpuhook.tools.cdi.managed_specs import Failure
+from gpuhook.tools.cdi.managed_specs import RefreshFailure
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import say, warn
 from gpuhook.tools.engines.prefix import state_folder
@@ -55,7 +55,7 @@ def tell(report: refreshing.Report) -> None:
         say(f"gpuhook: {sentence(failure)}", err=True)
 
 
-def sentence(failure: Failure) -> str:
+def sentence(failure: RefreshFailure) -> str:
     """Return a failure as a sentence."""
     kept = " (the old CDI spec stays)" if failure.kind else ""
     of = f"{failure.kind}: " if failure.kind else ""

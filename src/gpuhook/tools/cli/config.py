@@ -25,7 +25,7 @@ from gpuhook.tools.config.edit import (
     unset,
 )
 from gpuhook.tools.config.render import as_toml, value_of
-from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.engines.lock import FolderLock
 from gpuhook.vendors import registry
 
 _PATIENCE = 20.0  # seconds; a change takes less than one
@@ -282,10 +282,10 @@ def _errors(text: str) -> list[ConfigError]:
 def changing(path: str) -> contextlib.AbstractContextManager[None]:
     """Lock a configuration against other writers for a block that reads and writes it."""
     host_files.check_way(path)
-    return _Changing(os.path.realpath(path)).held()
+    return _ConfigLock(os.path.realpath(path)).held()
 
 
-class _Changing(Lock):
+class _ConfigLock(FolderLock):
     """The lock of a configuration file, in a folder next to it."""
 
     def __init__(self, path: str) -> None:

@@ -18,13 +18,13 @@ from gpuhook.tools.cli._explanation import Explanation
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.engines import docker_gpus, images
-from gpuhook.tools.root_folder.request import Asked, settings
+from gpuhook.tools.root_folder.request import CallerRequest, settings
 from gpuhook.vendors import registry
 
 _VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
 
 
-class _Given(NamedTuple):
+class _ExplainedContainer(NamedTuple):
     """The container of the command line: an existing one, or one described by options."""
 
     container: str | None
@@ -61,7 +61,7 @@ class _Given(NamedTuple):
             return read_spec(self.spec or os.path.join(self.bundle or "", "config.json"))
         if self.rootfs:
             config = load(config_path)
-            asked = Asked(
+            asked = CallerRequest(
                 settings(self.environment), self.devices, self.environ, self.privileged,
                 rootfs=self.rootfs,
             )  # fmt: skip
@@ -172,7 +172,7 @@ def explain(
     status is 1 if the container could not be started.
     """
     what = container, bundle, spec_path, image, gpus, environment, privileged
-    given = _Given(*what, rootfs, devices, environ)
+    given = _ExplainedContainer(*what, rootfs, devices, environ)
     given.check()
     explanation = Explanation(hook_alone=hook_alone)
     try:

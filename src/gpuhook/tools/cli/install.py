@@ -25,10 +25,10 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.engines import ask as options
 from gpuhook.tools.engines import docker, installed, installer
-from gpuhook.tools.engines.ask import Answer, Ask
+from gpuhook.tools.engines.ask import EngineChanges, EngineRequest
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.prefix import checked, is_rootless, state_folder
-from gpuhook.tools.engines.store import Record, Store
+from gpuhook.tools.engines.store import FileRecord, Store
 from gpuhook.tools.vendors.nvidia import program_links as aliases
 from gpuhook.vendors import registry
 
@@ -38,7 +38,7 @@ _ROOTS = {"docker": "no rootless Docker of yours was found; for the system's Doc
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class InstallOptions:
     """The command's options, named like click's parameters; None if not given."""
 
     engines: tuple[str, ...]
@@ -67,7 +67,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Installation:
     """One installation: the engines, their settings, and the folder of the records.
 
     ``documents`` are the engines that are to have managed CDI specs. ``roots`` are engines of this
@@ -77,7 +77,7 @@ class Job:
     """
 
     engines: tuple[str, ...]
-    ask: Ask
+    ask: EngineRequest
     state: str
     links: str | None = None
     reload: bool = False
@@ -89,7 +89,9 @@ class Job:
     for_training: bool = False
 
 
-def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def chosen_engines(
+    engines: tuple[str, ...], ask: EngineRequest
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the engines to configure, and those that only root can configure.
 
     ``all`` selects the engines that are present. EngineError if no engine can be configured.
@@ -107,14 +109,14 @@ def chosen_engines(engines: tuple[str, ...], ask: Ask) -> tuple[tuple[str, ...],
     return rest, tuple(roots)
 
 
-def _may_be_told(name: str, ask: Ask, *, by_name: bool) -> bool:
+def _may_be_told(name: str, ask: EngineRequest, *, by_name: bool) -> bool:
     """Tell whether we may write an engine's files; a Docker given by name counts as the user's."""
     if not ask.rootless or ask.config or ask.drop_in:
         return True
     return ENGINES[name].is_users(ask) or (by_name and name == "docker")
 
 
-def carry_out(job: Job) -> None:
+def carry_out(job: Installation) -> None:
     """Run an installation and print its result, as text or as JSON."""
     with shared.silent() if job.as_json else contextlib.nullcontext():
         is_whole, report = _carry_out(job)
@@ -124,7 +126,7 @@ def carry_out(job: Job) -> None:
         sys.exit(1)
 
 
-def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
+def _carry_out(job: Installation) -> tuple[bool, dict[str, Any]]:
     """Run the installation; return whether all of it succeeded, and its report for JSON."""
     if job.links is not None:
         aliases.LinkRecord(job.state, job.ask.prefix).check(job.links)
@@ -161,7 +163,7 @@ def _carry_out(job: Job) -> tuple[bool, dict[str, Any]]:
     return kept_now.is_whole, {**report, "needs_root": [*job.roots], "next": steps}
 
 
-def _next(job: Job, told: list[dict[str, Any]]) -> list[str]:
+def _next(job: Installation, told: list[dict[str, Any]]) -> list[str]:
     """Return the lines on what to do next."""
     record = aliases.LinkRecord(job.state, job.ask.prefix)
     gpus = {"docker": any(link.is_there for link in record.links()), "podman": _podmans_gpus(job)}
@@ -177,7 +179,7 @@ def _next(job: Job, told: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _podmans_gpus(job: Job) -> bool | None:
+def _podmans_gpus(job: Installation) -> bool | None:
     """Tell whether podman's --gpus works, by our CDI specs; None if this one can't have it."""
     if "podman" not in job.engines or job.ask.rootless:
         return None
@@ -188,7 +190,9 @@ def _podmans_gpus(job: Job) -> bool | None:
     return specs is not None and "podman" in specs.engines
 
 
-def _asks(job: Job, before: ManagedSpecs | None, records: list[Record]) -> dict[str, Ask]:
+def _asks(
+    job: Installation, before: ManagedSpecs | None, records: list[FileRecord]
+) -> dict[str, EngineRequest]:
     """Return each engine's settings; CDI stays on for engines with managed CDI specs."""
     asks = {}
     for name in job.engines:
@@ -202,12 +206,12 @@ def _asks(job: Job, before: ManagedSpecs | None, records: list[Record]) -> dict[
     return asks
 
 
-def _is_kept(name: str, job: Job, before: ManagedSpecs | None) -> bool:
+def _is_kept(name: str, job: Installation, before: ManagedSpecs | None) -> bool:
     """Tell whether an engine has managed CDI specs, and keeps them."""
     return before is not None and name in before.engines and options.CDI not in job.ask.without
 
 
-def _keep_documents(job: Job, before: ManagedSpecs | None) -> documents.Result:
+def _keep_documents(job: Installation, before: ManagedSpecs | None) -> documents.Result:
     """Start, update or stop managing CDI specs for the engines."""
     site = documents.Site(job.state, job.ask.prefix, job.dry_run)
     if options.CDI in job.ask.without:
@@ -224,7 +228,7 @@ def _keep_documents(job: Job, before: ManagedSpecs | None) -> documents.Result:
     return documents.install(site, programs, config, engines, before)
 
 
-def _make_links(job: Job) -> list[str]:
+def _make_links(job: Installation) -> list[str]:
     """Create links with NVIDIA's program names if requested; return the paths of new ones.
 
     Links of an earlier installation are created again if they are dangling.
@@ -250,7 +254,7 @@ def _make_links(job: Job) -> list[str]:
     return [link.path for link in missing]
 
 
-def _take_links_back(job: Job, records: list[Record]) -> list[str]:
+def _take_links_back(job: Installation, records: list[FileRecord]) -> list[str]:
     """Remove the links with NVIDIA's program names if requested; return their paths."""
     if options.ALIASES not in job.ask.without:
         return []
@@ -260,7 +264,12 @@ def _take_links_back(job: Job, records: list[Record]) -> list[str]:
 
 
 def _tell_answer(
-    name: str, answer: Answer, ask: Ask, job: Job, changed: list[str], links: list[str]
+    name: str,
+    answer: EngineChanges,
+    ask: EngineRequest,
+    job: Installation,
+    changed: list[str],
+    links: list[str],
 ) -> dict[str, Any]:
     """Print the remaining steps for an engine; return them with the changes, for JSON.
 
@@ -383,7 +392,7 @@ def install(**given: Any) -> None:
     the default runtime, because a service can't select one. --for-training sets the limits of
     [gpuhook.containers] that config.toml doesn't set, as gpuhook config set does.
     """
-    told = _renamed(Options(**given))
+    told = _renamed(InstallOptions(**given))
     _check(told)
     guest = guests.of(told)
     ask = _asked(told, guest)
@@ -399,7 +408,7 @@ def install(**given: Any) -> None:
         gpus, lacks = _gpus_unsaid(ask, state, folder, ask_user=interactive and not told.dry_run)
     ask = _with_nvidias_runtime(ask, state, folder if gpus else None)
     carry_out(
-        Job(
+        Installation(
             chosen, ask, state, folder if gpus else None, told.reload, told.dry_run,
             _with_specs(told, chosen, ask.prefix, gpus=bool(gpus)), roots, as_json, lacks,
             told.for_training,
@@ -409,7 +418,7 @@ def install(**given: Any) -> None:
         guests.support(*told.engines).remember(state, guest)
 
 
-def _renamed(told: Options) -> Options:
+def _renamed(told: InstallOptions) -> InstallOptions:
     """Return the options with the value of --nvidia-names, the old name of --gpus."""
     if told.nvidia_names is None:
         return told
@@ -418,7 +427,7 @@ def _renamed(told: Options) -> Options:
     return dataclasses.replace(told, gpus=told.nvidia_names)
 
 
-def _with_nvidias_runtime(ask: Ask, state: str, folder: str | None) -> Ask:
+def _with_nvidias_runtime(ask: EngineRequest, state: str, folder: str | None) -> EngineRequest:
     """Return the settings with a runtime ``nvidia`` for --gpus; none without a folder for links.
 
     Docker gets the path of a link, because dev containers look for NVIDIA's name in it.
@@ -432,7 +441,9 @@ def _with_nvidias_runtime(ask: Ask, state: str, folder: str | None) -> Ask:
     return dataclasses.replace(ask, also=also, links=record.runtimes(links))
 
 
-def _gpus_unsaid(ask: Ask, state: str, folder: str, *, ask_user: bool) -> tuple[bool | None, bool]:
+def _gpus_unsaid(
+    ask: EngineRequest, state: str, folder: str, *, ask_user: bool
+) -> tuple[bool | None, bool]:
     """Return whether to add --gpus to Docker, and whether Docker is left without it.
 
     It is left unchanged where an earlier installation, or NVIDIA's toolkit, provides it.
@@ -448,7 +459,7 @@ def _gpus_unsaid(ask: Ask, state: str, folder: str, *, ask_user: bool) -> tuple[
 
 
 def _with_specs(
-    told: Options, chosen: tuple[str, ...], prefix: str, *, gpus: bool
+    told: InstallOptions, chosen: tuple[str, ...], prefix: str, *, gpus: bool
 ) -> tuple[str, ...]:
     """Return the engines for which to manage CDI specs: if requested, or needed for --gpus."""
     if told.cdi:
@@ -465,7 +476,7 @@ def _with_specs(
     return tuple(by_cdi)
 
 
-def _check(told: Options) -> None:
+def _check(told: InstallOptions) -> None:
     """Raise UsageError for conflicting options, and warn of one without effect."""
     if (told.config or told.drop_in_config) and (
         len(told.engines) != 1 or shared.ALL in told.engines
@@ -477,7 +488,7 @@ def _check(told: Options) -> None:
     shared.check_name(told.runtime_name)
 
 
-def _asked(told: Options, guest: Any) -> Ask:
+def _asked(told: InstallOptions, guest: Any) -> EngineRequest:
     """Return the settings for engines; EngineError if gpu-py can't be executed."""
     prefix = told.prefix and os.path.abspath(told.prefix)
 
@@ -486,7 +497,7 @@ def _asked(told: Options, guest: Any) -> Ask:
         return path and checked(prefix, path)
 
     program = shared.checked_program(told.runtime_path or our_program(names.RUNTIME), told.prefix)
-    return Ask(
+    return EngineRequest(
         runtimes=((told.runtime_name, program),),
         set_default=bool(told.set_default),
         cdi=bool(told.cdi),
@@ -503,7 +514,7 @@ def _asked(told: Options, guest: Any) -> Ask:
     )
 
 
-def _taken_back(told: Options) -> frozenset[str]:
+def _taken_back(told: InstallOptions) -> frozenset[str]:
     """Return the options of earlier installations to remove."""
     said = {
         options.SET_DEFAULT: told.set_default is False,
@@ -515,7 +526,7 @@ def _taken_back(told: Options) -> frozenset[str]:
     return frozenset(option for option, is_said in said.items() if is_said)
 
 
-def _links_folder(bin_dir: str | None, ask: Ask) -> str:
+def _links_folder(bin_dir: str | None, ask: EngineRequest) -> str:
     """Return the folder for NVIDIA's program names."""
     usual = os.path.expanduser("~/.local/bin") if ask.rootless else aliases.DEFAULT_FOLDER
     return checked(ask.prefix, os.path.abspath(bin_dir or ask.system(usual)))

@@ -13,7 +13,7 @@ from gpuhook.core.inventory.cache import get_inventory
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.inventory.selection import fallen_off
 from gpuhook.monitor.containers import memory
-from gpuhook.monitor.containers.device_users import Container, running, whole_nodes
+from gpuhook.monitor.containers.device_users import RunningContainer, running, whole_nodes
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools import extensions
 from gpuhook.tools.cli import _containers, _device_json
@@ -74,7 +74,7 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
 def _show(
     inventories: list[Inventory],
     known: Mapping[str, ModuleType],
-    containers: list[Container],
+    containers: list[RunningContainer],
     names: Names,
 ) -> None:
     """Print each vendor's devices, and further facts on the containers."""
@@ -106,7 +106,7 @@ def _show(
 
 
 def _rows(
-    inventory: Inventory, containers: list[Container], titles: Mapping[int, str], unused: str
+    inventory: Inventory, containers: list[RunningContainer], titles: Mapping[int, str], unused: str
 ) -> list[list[str]]:
     """Return the row of each device, and of lost ones, of which only the index is known."""
     users_of = _users(inventory, containers)
@@ -133,7 +133,10 @@ def _number(label: str) -> int:
 
 
 def _show_memory(
-    inventories: list[Inventory], containers: list[Container], names: Names, used: memory.Found
+    inventories: list[Inventory],
+    containers: list[RunningContainer],
+    names: Names,
+    used: memory.Found,
 ) -> None:
     """Print the containers' memory limits, and the memory used according to their cgroups."""
     rows = []
@@ -192,9 +195,11 @@ def _say(sentence: str) -> None:
     _screen.show(_screen.text(sentence))
 
 
-def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[Container]]:
+def _users(
+    inventory: Inventory, containers: list[RunningContainer]
+) -> dict[str, list[RunningContainer]]:
     """Return the containers that have each whole device, not only a part of it."""
-    holders: dict[str, list[Container]] = {device.id: [] for device in inventory.devices}
+    holders: dict[str, list[RunningContainer]] = {device.id: [] for device in inventory.devices}
     for name, wanted in whole_nodes(inventory).items():
         holders[name] = [each for each in containers if wanted <= each.nodes]
     of_parts: dict[str, set[int]] = {}
@@ -208,7 +213,10 @@ def _users(inventory: Inventory, containers: list[Container]) -> dict[str, list[
 
 
 def _as_json(
-    inventories: list[Inventory], containers: list[Container], names: Names, used: memory.Found
+    inventories: list[Inventory],
+    containers: list[RunningContainer],
+    names: Names,
+    used: memory.Found,
 ) -> dict[str, Any]:
     """Return each vendor's devices with the ids of their containers, and all the containers.
 

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from gpuhook.base.config.loader import load
-from gpuhook.monitor.followed import Followed, report_ready
-from gpuhook.monitor.mps.keep import Keeper
+from gpuhook.monitor.followed import FollowedConfig, report_ready
+from gpuhook.monitor.mps.keep import MpsController
 from gpuhook.monitor.telemetry import ids_in_use
 from gpuhook.tools.cli._containers import pod_resources_option
-from gpuhook.tools.cli._help import Seconds, group
+from gpuhook.tools.cli._help import SecondsParam, group
 from gpuhook.tools.cli._output import config_option, format_option, print_json
 from gpuhook.tools.running.mps_status import status as status_of
 
@@ -42,7 +42,7 @@ def start(pod_resources: str, config_path: str | None) -> None:
     """
     config = load(config_path)
     in_use = partial(ids_in_use, config, pod_resources)
-    state = Keeper(config, click.echo, in_use=in_use).start()
+    state = MpsController(config, click.echo, in_use=in_use).start()
     click.echo(f"MPS {state.version} is running")
 
 
@@ -53,7 +53,7 @@ def stop(config_path: str | None) -> None:
 
     Works also after it was killed. Containers that use it lose their GPUs' work.
     """
-    done = Keeper(load(config_path), click.echo).stop()
+    done = MpsController(load(config_path), click.echo).stop()
     click.echo("MPS is stopped" if done else "MPS wasn't started")
 
 
@@ -62,7 +62,7 @@ def stop(config_path: str | None) -> None:
     "--interval",
     default=10.0,
     show_default=True,
-    type=Seconds(0.1, 3600.0),
+    type=SecondsParam(0.1, 3600.0),
     metavar="SECONDS",
     help="The time between two looks at the daemon.",
 )
@@ -73,9 +73,9 @@ def serve(interval: float, pod_resources: str, config_path: str | None) -> None:
 
     A daemon that doesn't respond is restarted, after a pause that grows to a minute.
     """
-    followed = Followed(config_path)
+    followed = FollowedConfig(config_path)
     in_use = partial(ids_in_use, followed.config, pod_resources)
-    keeper = Keeper(followed.config, click.echo, in_use=in_use, followed=followed)
+    keeper = MpsController(followed.config, click.echo, in_use=in_use, followed=followed)
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         sys.exit(0)

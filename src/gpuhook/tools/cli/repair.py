@@ -9,7 +9,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError, GpuhookError, listed, printable
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.containers import device_users
-from gpuhook.monitor.containers.device_users import Container
+from gpuhook.monitor.containers.device_users import RunningContainer
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli._containers import names_of, say_what_is_missing, title
@@ -84,15 +84,15 @@ def repair(
 
 
 def _repaired(
-    container: Container, inventories: list[Inventory], config: Config
-) -> repairs.Repaired | GpuhookError:
+    container: RunningContainer, inventories: list[Inventory], config: Config
+) -> repairs.RepairResult | GpuhookError:
     try:
         return repairs.repair(container, inventories, config)
     except GpuhookError as error:
         return error
 
 
-def _say(name: str, done: repairs.Repaired | GpuhookError) -> None:
+def _say(name: str, done: repairs.RepairResult | GpuhookError) -> None:
     """Print the result for a container: an error on standard error."""
     if isinstance(done, GpuhookError):
         click.echo(f"{name}: {printable(str(done))}", err=True)
@@ -101,7 +101,7 @@ def _say(name: str, done: repairs.Repaired | GpuhookError) -> None:
 
 
 def _to_json(
-    container: Container, done: repairs.Repaired | GpuhookError, called: Names
+    container: RunningContainer, done: repairs.RepairResult | GpuhookError, called: Names
 ) -> dict[str, Any]:
     """Return the result for a container, as docs/json.md describes it."""
     found: dict[str, Any] = {
@@ -127,11 +127,11 @@ def _to_json(
     }
 
 
-def _title(container: Container, called: Names) -> str:
+def _title(container: RunningContainer, called: Names) -> str:
     return title(container, called.of(container.name)[0])
 
 
-def _line(name: str, done: repairs.Repaired) -> str:
+def _line(name: str, done: repairs.RepairResult) -> str:
     """Return a line with the access that was missing and is restored."""
     found = []
     if done.nodes:

@@ -14,13 +14,13 @@ from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.tools.cli import _completion as completing
 from gpuhook.tools.cli import _engines as shared
 from gpuhook.tools.cli._help import command, group
-from gpuhook.tools.cli.install import Job, carry_out
+from gpuhook.tools.cli.install import Installation, carry_out
 from gpuhook.tools.engines import installer
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
 from gpuhook.tools.engines.prefix import is_rootless, state_folder
-from gpuhook.tools.engines.store import Store, Target
+from gpuhook.tools.engines.store import Store, TargetFile
 from gpuhook.tools.vendors.nvidia.program_links import LinkRecord
 
 _HOOK_MODES = ("oci-hook", "hook")
@@ -125,7 +125,7 @@ def job_of(
     cdi: bool,
     state_dir: str | None,
     **_: Any,
-) -> Job | None:
+) -> Installation | None:
     """Return the installation requested by the options, None for a hook file.
 
     EngineError if it isn't possible.
@@ -141,7 +141,7 @@ def job_of(
     program = runtime_path or our_program(names.RUNTIME)
     program = shared.checked_program(program, "", later=runtime_path is not None)
     state = state_folder(state_dir, "")
-    ask = Ask(
+    ask = EngineRequest(
         runtimes=((runtime_name, program),),
         set_default=set_default,
         cdi=cdi,
@@ -151,7 +151,7 @@ def job_of(
         leads=runtime_path is None,
         links=LinkRecord(state).runtimes(),
     )
-    return Job((engine,), ask, state)
+    return Installation((engine,), ask, state)
 
 
 def write_hook(
@@ -164,7 +164,7 @@ def write_hook(
         click.echo(text, nl=False)
         return
     path = os.path.abspath(oci_hook_path)
-    target = Target("podman", path, "json", text, path, HOOK_KEYS, ours=True)
+    target = TargetFile("podman", path, "json", text, path, HOOK_KEYS, ours=True)
     store = Store(state_folder(state_dir, ""))
     if dry_run:
         shared.tell(installer.preview(store, [target]), dry_run=True)

@@ -17,18 +17,18 @@ from gpuhook.tools.cli import _guests as guests
 from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import format_option, print_json, say, warn
 from gpuhook.tools.engines import containerd_settings, files, in_use, installer
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.installer import Outcome
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.prefix import is_rootless, state_folder
-from gpuhook.tools.engines.store import Record, Store
+from gpuhook.tools.engines.store import FileRecord, Store
 from gpuhook.tools.vendors.nvidia import program_links as nvidia_names
 
 _NOTHING = "gpuhook install changed nothing here: there is nothing to remove"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class UninstallSelection:
     """Selection of changes to remove: engines, and a configuration file if it isn't None.
 
     ``state`` is the folder of the records; paths are below ``prefix``.
@@ -43,7 +43,7 @@ class Chosen:
     force: bool
     dry_run: bool
 
-    def has(self, record: Record) -> bool:
+    def has(self, record: FileRecord) -> bool:
         """Tell whether a record's changes are selected."""
         if record.engine not in self.engines or self.config is None:
             return record.engine in self.engines
@@ -106,7 +106,7 @@ def uninstall(
         if config or {*engines} != {guests.LXC}:
             raise click.UsageError("--container needs --engine lxc, without --config.")
         config = prefix.rstrip("/") + guests.support(guests.LXC).file_of(state, container)
-    chosen = Chosen(
+    chosen = UninstallSelection(
         frozenset(ENGINES if shared.ALL in engines else engines), shared.absolute(config), prefix,
         state, reload or unless_in_use, unless_in_use, force, dry_run,
     )  # fmt: skip
@@ -117,7 +117,7 @@ def uninstall(
         print_json(report)
 
 
-def _take_back(chosen: Chosen) -> dict[str, Any]:
+def _take_back(chosen: UninstallSelection) -> dict[str, Any]:
     """Remove the changes; return the report for JSON."""
     state, dry_run = chosen.state, chosen.dry_run
     store = Store(state, chosen.prefix)
@@ -168,7 +168,7 @@ def _take_back(chosen: Chosen) -> dict[str, Any]:
     return {"changed": True, "engines": told, "links": removed}
 
 
-def _check_running(store: Store, records: list[Record], *, dry_run: bool) -> None:
+def _check_running(store: Store, records: list[FileRecord], *, dry_run: bool) -> None:
     """Raise EngineError while running containers need gpu-py; a dry run only warns."""
     try:
         in_use.check_running(store, records)
@@ -179,7 +179,10 @@ def _check_running(store: Store, records: list[Record], *, dry_run: bool) -> Non
 
 
 def _engines_that_end(
-    before: ManagedSpecs | None, chosen: Chosen, records: list[Record], known: list[Record]
+    before: ManagedSpecs | None,
+    chosen: UninstallSelection,
+    records: list[FileRecord],
+    known: list[FileRecord],
 ) -> list[str]:
     """Return the engines with managed CDI specs whose last changed file is being restored."""
     stay = {record.engine for record in known if record not in records}
@@ -188,7 +191,7 @@ def _engines_that_end(
     return [each for each in (before.engines if before else ()) if each in gone - stay]
 
 
-def _warn_of_bound(records: list[Record], prefix: str) -> None:
+def _warn_of_bound(records: list[FileRecord], prefix: str) -> None:
     """Warn of containers that can't be started, or even stopped, without the runtime."""
     for engine, config in dict.fromkeys((record.engine, record.config) for record in records):
         owned = [
@@ -198,7 +201,7 @@ def _warn_of_bound(records: list[Record], prefix: str) -> None:
             for path in record.owned
         ]
         names = shared.runtimes_in(owned)
-        ask = Ask(
+        ask = EngineRequest(
             runtimes=tuple((name, name) for name in names),
             config=config,
             prefix=prefix,
@@ -225,7 +228,7 @@ def _warn_of_unread(outcomes: list[Outcome], prefix: str) -> None:
             )
 
 
-def _warn_of_copies(records: list[Record], outcomes: list[Outcome]) -> None:
+def _warn_of_copies(records: list[FileRecord], outcomes: list[Outcome]) -> None:
     """Warn of our runtimes in a main file that `containerd config migrate` has written."""
     changed = {outcome.change.path: outcome.change.new for outcome in outcomes}
     of_containerd = [each for each in records if each.engine == containerd_settings.ENGINE]
@@ -239,7 +242,7 @@ def _warn_of_copies(records: list[Record], outcomes: list[Outcome]) -> None:
             )
 
 
-def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
+def _have_forgotten(records: list[FileRecord], outcomes: list[Outcome]) -> None:
     """Remove our settings from running engines before they are removed from their files."""
     for record, outcome in zip(records, outcomes, strict=True):
         names = shared.runtimes_in(record.owned)
@@ -247,7 +250,7 @@ def _have_forgotten(records: list[Record], outcomes: list[Outcome]) -> None:
             say(f"{record.engine}: process {pid} no longer has {' and '.join(names)}")
 
 
-def _advice(records: list[Record], reload: bool) -> dict[str, list[str]]:
+def _advice(records: list[FileRecord], reload: bool) -> dict[str, list[str]]:
     """Return the remaining steps by engine."""
     found: dict[str, list[str]] = {}
     for engine, config in dict.fromkeys((record.engine, record.config) for record in records):

@@ -8,19 +8,19 @@ from functools import partial
 import click
 
 from gpuhook.base.errors import GpuhookError, WatchError
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 from gpuhook.monitor.host import systemctl as systemd
 from gpuhook.monitor.host.driver_program import our_program
 from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.tools import extensions
 from gpuhook.tools.cdi import refresh as refreshing
 from gpuhook.tools.cli import _guests as guests
-from gpuhook.tools.cli._help import Seconds, command
+from gpuhook.tools.cli._help import SecondsParam, command
 from gpuhook.tools.cli._output import config_option, say
 from gpuhook.tools.cli.cdi_refresh import sentence
 from gpuhook.tools.engines import charliecloud
 from gpuhook.tools.engines.prefix import state_folder
-from gpuhook.tools.watch import Events, Watch
+from gpuhook.tools.watch import DeviceEvents, HostWatcher
 
 # What a changed file needs before the next start.
 _AFTERWARDS: dict[str, Callable[[], object]] = {
@@ -30,7 +30,7 @@ _AFTERWARDS: dict[str, Callable[[], object]] = {
 _SHORTEST, _LONGEST = 0.1, 86400.0  # polling interval in seconds
 
 
-class _Documents:
+class _SpecRefresh:
     """The CDI specs that install --cdi keeps, refreshed repeatedly."""
 
     def __init__(self, state: str) -> None:
@@ -98,7 +98,7 @@ class _Files:
     "--interval",
     default=60.0,
     show_default=True,
-    type=Seconds(_SHORTEST, _LONGEST),
+    type=SecondsParam(_SHORTEST, _LONGEST),
     metavar="SECONDS",
     help="The polling interval if no events come.",
 )
@@ -113,11 +113,11 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
     stopped (SIGTERM, SIGINT). The Debian package runs it as gpuhook-watch.service; where it
     doesn't run, the first container after a pause starts more slowly.
     """
-    followed = Followed(config_path)
+    followed = FollowedConfig(config_path)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))  # there is nothing to tidy up
     try:
-        listening = Events(lambda event: concerns_us(event, followed.config))
+        listening = DeviceEvents(lambda event: concerns_us(event, followed.config))
     except OSError as error:
         raise WatchError(
             f"The kernel's events can't be listened to: {error.strerror}",
@@ -125,8 +125,8 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
         ) from None
     with listening as events:
         state = state_folder(state_dir, "")
-        kept: list[_Documents | _Files] = [
-            _Documents(state),
+        kept: list[_SpecRefresh | _Files] = [
+            _SpecRefresh(state),
             _Files("charliecloud", lambda: charliecloud.refresh(state, config_path)),
         ]
         kept += [
@@ -140,4 +140,4 @@ def watch(interval: float, state_dir: str | None, config_path: str | None) -> No
             done = [each.refresh() for each in kept]
             return all(done)
 
-        Watch(followed.config, launcher, say, refresh, followed).run(events, interval)
+        HostWatcher(followed.config, launcher, say, refresh, followed).run(events, interval)

@@ -11,13 +11,13 @@ from gpuhook.base.host import proc
 from gpuhook.core.inventory import cache
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.monitor.containers import device_users, open_nodes
-from gpuhook.monitor.containers.device_users import WITHOUT_ROOT, Container
-from gpuhook.monitor.containers.groups import SLURM, Made, groups_of, identify, own_path
+from gpuhook.monitor.containers.device_users import WITHOUT_ROOT, RunningContainer
+from gpuhook.monitor.containers.groups import SLURM, RootCgroups, groups_of, identify, own_path
 from gpuhook.monitor.containers.open_nodes import NodeUser
-from gpuhook.monitor.host.namespaces import Look, mounts_of
+from gpuhook.monitor.host.namespaces import NamespaceScan, mounts_of
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.doctor import cdi
-from gpuhook.tools.doctor.case import Case, Step
+from gpuhook.tools.doctor.case import Case, CheckStep
 from gpuhook.tools.doctor.engine_files import output
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.engines import docker_api
@@ -30,7 +30,7 @@ _PODS = ("kubernetes", "cri-o")
 _UNIT = re.compile(r"/system\.slice/(?:[^/]+/)*?([^/]+\.service)(?:/|$)")
 
 
-class Holder(NamedTuple):
+class DriverUser(NamedTuple):
     """A container, a unit or a process, with the processes that have the driver open.
 
     ``restarts`` names what restarts it, with the policy: "kubelet", "docker: always",
@@ -55,11 +55,15 @@ class BeforeUpdate:
 
     def __init__(self) -> None:
         self._inventories: list[Inventory] = []
-        self.holders: list[Holder] = []
+        self.holders: list[DriverUser] = []
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[CheckStep, ...]:
         """Return the checks in their order."""
-        return Step(self.driver_in_use), Step(self.stale_spec), Step(self.stale_mount)
+        return (
+            CheckStep(self.driver_in_use),
+            CheckStep(self.stale_spec),
+            CheckStep(self.stale_mount),
+        )
 
     def driver_in_use(self, case: Case) -> Iterator[Finding]:
         """Report containers and processes that use the driver, and what restarts them."""
@@ -71,7 +75,7 @@ class BeforeUpdate:
         self._inventories = found
         for error in failed:
             yield warning("driver-in-use", error.cause, error.remedy)
-        look = Look(_PATIENCE)
+        look = NamespaceScan(_PATIENCE)
         nodes = {node.numbers: node.path for each in found for node in each.nodes}
         running = device_users.running(found, config.state_dir)
         self.holders = _holders(case, running.containers, open_nodes.users(nodes, look))
@@ -126,15 +130,15 @@ class BeforeUpdate:
 
 
 def _holders(
-    case: Case, containers: Iterable[Container], processes: Iterable[NodeUser]
-) -> list[Holder]:
+    case: Case, containers: Iterable[RunningContainer], processes: Iterable[NodeUser]
+) -> list[DriverUser]:
     """Return containers with devices, and everything that has the driver open."""
     containers = device_users.believed([*containers])
     by_mounts = {mounts_of(each.pid): each for each in containers}
     by_name = {each.name: each for each in containers}
     grouped: dict[str, list[NodeUser]] = {each.name: [] for each in containers}
     known: dict[str, tuple[str, str]] = {}  # each one's engine and unit
-    made, ours = Made(), groups_of("self")
+    made, ours = RootCgroups(), groups_of("self")
     for process in processes:
         groups = groups_of(process.pid)
         identity = identify(made.of(groups), ours)
@@ -157,11 +161,11 @@ def _holders(
         if container is not None and container.pod:
             name = f"{container.namespace}/{container.pod}/{container.container}"
         policy = _restarts(case, engine, key, unit, sockets)
-        holders.append(_holder(Holder(name, key, engine, found, policy, ""), unit))
+        holders.append(_holder(DriverUser(name, key, engine, found, policy, ""), unit))
     return holders
 
 
-def _holder(one: Holder, unit: str) -> Holder:
+def _holder(one: DriverUser, unit: str) -> DriverUser:
     """Return a holder with its remedy."""
     if one.engine in _PODS:
         return one._replace(remedy=f"Run kubectl drain {os.uname().nodename}")
@@ -178,7 +182,7 @@ def _holder(one: Holder, unit: str) -> Holder:
 
 
 def _restarts(case: Case, engine: str, container: str, unit: str, sockets: list[str]) -> str:
-    """Return what restarts a container or a unit, as in ``Holder``."""
+    """Return what restarts a container or a unit, as in ``DriverUser``."""
     if engine in _PODS:
         return "kubelet"
     if engine == "docker":
@@ -225,7 +229,7 @@ def _said(case: Case, program: str, *words: str) -> str:
     return found if found.replace("-", "").isalpha() else ""
 
 
-def _finding(holder: Holder) -> Finding:
+def _finding(holder: DriverUser) -> Finding:
     """Return the finding for a holder: a failure if it has the driver open."""
     name = printable(f"{holder.engine}:{holder.name}" if holder.engine else holder.name)
     again = {"": "; what restarts it is unknown", "no": "; nothing restarts it"}.get(

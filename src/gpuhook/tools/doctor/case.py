@@ -74,7 +74,7 @@ class Case:
         return list(docker_api.asked(self.machine.processes("dockerd")))
 
     @cached_property
-    def cdi(self) -> folders.Found:
+    def cdi(self) -> folders.FolderContent:
         """The CDI specs in the configured folders, as gpu-py finds them; see ``path_on``."""
         return folders.read_folders(map(self.machine.path, self.config.cdi_spec_dirs))
 
@@ -122,7 +122,7 @@ DRIVER = "driver"
 
 
 @dataclass(frozen=True)
-class Step:
+class CheckStep:
     """A check, and its conditions.
 
     ``needs`` are names of findings: if one of them was a failure, the check is skipped, because
@@ -150,12 +150,12 @@ class VendorChecks:
     users' programs, ``report_nodes`` are patterns of nodes.
     """
 
-    driver: tuple[Check | Step, ...]
-    host: tuple[Check | Step, ...] = ()
+    driver: tuple[Check | CheckStep, ...]
+    host: tuple[Check | CheckStep, ...] = ()
     report_files: tuple[str, ...] = ()
     report_nodes: tuple[str, ...] = ()
 
 
-def step_of(check: "Check | Step") -> Step:
+def step_of(check: "Check | CheckStep") -> CheckStep:
     """Return a check as a step; a check without needs may be a plain function."""
-    return check if isinstance(check, Step) else Step(check)
+    return check if isinstance(check, CheckStep) else CheckStep(check)

@@ -26,7 +26,7 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Reader:
+class CdiEngine:
     """An engine with CDI support: its version, whether CDI is enabled, and its folders.
 
     ``needed`` says whether CDI devices are likely to be requested from it: ``install --cdi`` was
@@ -61,14 +61,14 @@ def readers(case: Case) -> Iterator[Finding]:
         yield from _unreadable(case, reader)
 
 
-def _say(reader: Reader, check: str, text: str, remedy: str) -> Finding:
+def _say(reader: CdiEngine, check: str, text: str, remedy: str) -> Finding:
     """Return a warning if CDI devices are requested from the engine, else a note."""
     if reader.needed:
         return warning(check, text, remedy)
     return note(check, text, f"To use CDI devices in its containers: {remedy}")
 
 
-def _switched_off(case: Case, reader: Reader) -> Finding:
+def _switched_off(case: Case, reader: CdiEngine) -> Finding:
     text = f"{reader.title} reads no CDI specs: CDI is disabled in its configuration"
     remedy = f"Run gpuhook install --cdi --engine {reader.engine}, and restart {reader.engine}"
     if reader.engine in _asked_for(case):
@@ -85,7 +85,7 @@ def _asked_for(case: Case) -> tuple[str, ...]:
     return found.engines if found is not None else ()
 
 
-def _unseen(case: Case, reader: Reader) -> Iterator[Finding]:
+def _unseen(case: Case, reader: CdiEngine) -> Iterator[Finding]:
     """Find specs in engines' folders that this engine doesn't read."""
     looked = [_plain(folder) for folder in reader.folders]
     there: set[str] = set()
@@ -110,7 +110,7 @@ def _unseen(case: Case, reader: Reader) -> Iterator[Finding]:
         )
 
 
-def _unreadable(case: Case, reader: Reader) -> Iterator[Finding]:
+def _unreadable(case: Case, reader: CdiEngine) -> Iterator[Finding]:
     """Find specs with a version that the engine's library refuses."""
     highest = _highest(case, reader)
     if highest is None:
@@ -142,7 +142,7 @@ def _plain(folder: str) -> str:
 # Installed engines ---------------------------------------------------------------------------
 
 
-def _readers(case: Case) -> Iterator[Reader]:
+def _readers(case: Case) -> Iterator[CdiEngine]:
     """Yield the engines on this host that support CDI."""
     yield from _podman(case)
     yield from _dockers(case)
@@ -154,7 +154,7 @@ def _known(engine: str, version: str) -> bool:
     return bool(version) and versions.highest(engine, version) is not None
 
 
-def _highest(case: Case, reader: Reader) -> str | None:
+def _highest(case: Case, reader: CdiEngine) -> str | None:
     """Return the highest spec version that an engine's build accepts."""
     package = f"/var/lib/dpkg/info/{_PACKAGES[reader.engine]}.list"
     if case.machine.exists(package) and "ID=debian" in (case.machine.text("/etc/os-release") or ""):
@@ -167,7 +167,7 @@ def _highest(case: Case, reader: Reader) -> str | None:
     return versions.highest(reader.engine, reader.version)
 
 
-def _podman(case: Case) -> Iterator[Reader]:
+def _podman(case: Case) -> Iterator[CdiEngine]:
     version = engine_files.version_of(case.machine, "podman")
     if not _known("podman", version):
         return
@@ -178,17 +178,17 @@ def _podman(case: Case) -> Iterator[Reader]:
     found = tuple(named) or versions.FOLDERS
     if not named and versions.folder_for({"podman": version}) != versions.FOLDERS[1]:
         found = versions.FOLDERS[:1]
-    yield Reader("podman", version, True, found, True)
+    yield CdiEngine("podman", version, True, found, True)
 
 
-def _dockers(case: Case) -> Iterator[Reader]:
+def _dockers(case: Case) -> Iterator[CdiEngine]:
     """Yield the running dockerds, or the installed one according to its file."""
     asked = [docker.info for docker in case.dockers if docker.info]
     for info in asked:
         version = str(info.get("ServerVersion", ""))
         looked = engine_files.strings(info.get("CDISpecDirs"))
         if _known("docker", version):
-            yield Reader("docker", version, bool(looked), tuple(looked), True)
+            yield CdiEngine("docker", version, bool(looked), tuple(looked), True)
     if asked:
         return
     version = engine_files.version_of(case.machine, "dockerd")
@@ -200,7 +200,7 @@ def _dockers(case: Case) -> Iterator[Reader]:
     is_on = switch is True if versions.is_switched("docker", version) else switch is not False
     given = settings.get("cdi-spec-dirs")
     found = versions.FOLDERS if given is None else tuple(engine_files.strings(given))
-    yield Reader("docker", version, is_on and bool(found), found, True)
+    yield CdiEngine("docker", version, is_on and bool(found), found, True)
 
 
 def _json(case: Case, path: str) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _json(case: Case, path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _containerd(case: Case) -> Iterator[Reader]:
+def _containerd(case: Case) -> Iterator[CdiEngine]:
     """Yield containerd's CRI plugin; Docker's containerd gets no CDI names."""
     version = engine_files.version_of(case.machine, "containerd")
     if not _known("containerd", version):
@@ -226,10 +226,10 @@ def _containerd(case: Case) -> Iterator[Reader]:
     switch = switches[-1] if switches else None
     is_on = switch is True if versions.is_switched("containerd", version) else switch is not False
     needed = engines.has_kubelet(case)
-    yield Reader("containerd", version, is_on, tuple(named) or versions.FOLDERS, needed)
+    yield CdiEngine("containerd", version, is_on, tuple(named) or versions.FOLDERS, needed)
 
 
-def _crio(case: Case) -> Iterator[Reader]:
+def _crio(case: Case) -> Iterator[CdiEngine]:
     version = engine_files.version_of(case.machine, "crio")
     if not _known("crio", version):
         return
@@ -237,7 +237,7 @@ def _crio(case: Case) -> Iterator[Reader]:
     for path in ["/etc/crio/crio.conf", *case.machine.glob("/etc/crio/crio.conf.d/*")]:
         tables = engine_files.toml(case.machine, path)[0]
         named = _all_strings(_values(tables, "cdi_spec_dirs")) or named
-    yield Reader("crio", version, True, tuple(named) or versions.FOLDERS, True)
+    yield CdiEngine("crio", version, True, tuple(named) or versions.FOLDERS, True)
 
 
 def _all_strings(lists: list[object]) -> list[str]:

@@ -14,7 +14,7 @@ from gpuhook.tools.doctor import (
     settings,
     without_daemon,
 )
-from gpuhook.tools.doctor.case import DRIVER, Case, Check, Step, step_of
+from gpuhook.tools.doctor.case import DRIVER, Case, Check, CheckStep, step_of
 from gpuhook.tools.doctor.finding import Finding, Status, failure
 from gpuhook.tools.doctor.vendors import CONFIGURATION, doctors
 
@@ -22,44 +22,44 @@ from gpuhook.tools.doctor.vendors import CONFIGURATION, doctors
 _DOCUMENTS = (CONFIGURATION, DRIVER)
 
 # Checks that concern no vendor's driver; the first one runs before the vendors' checks.
-FIRST = Step(install.configuration)
-STEPS: tuple[Step, ...] = (
-    Step(install.launchers),
-    Step(install.low_level_runtime, needs=(CONFIGURATION,)),
-    Step(install.runtime_starts, needs=(CONFIGURATION, "launchers", "low-level-runtime")),
-    Step(install.python),
-    Step(install.launcher_settings, needs=(CONFIGURATION,)),
-    Step(install.driver_roots, needs=(CONFIGURATION,)),
-    Step(install.saved_inventory, needs=(CONFIGURATION,)),
-    Step(install.memory_limits, needs=(CONFIGURATION,)),
-    Step(install.shared_memory, needs=(CONFIGURATION,)),
-    Step(install.recent_errors, needs=(CONFIGURATION,)),
-    Step(install.recent_warnings, needs=(CONFIGURATION,)),
-    Step(engines.engine_found),
-    Step(docker.docker, engine="docker"),
-    Step(engines.containerd, engine="containerd"),
-    Step(engines.crio, engine="crio"),
-    Step(engines.podman, engine="podman"),
-    Step(engines.used, needs=engines.REGISTERED),
-    Step(without_daemon.slurm),
-    Step(host.kernel),
-    Step(host.kernel_events),
-    Step(host.cgroups),
-    Step(host.security_modules),
-    Step(host.rootless, engine="docker"),
-    Step(cdi.files, needs=(CONFIGURATION,)),
-    Step(cdi.paths, needs=_DOCUMENTS),
-    Step(cdi.numbers, needs=_DOCUMENTS),
-    Step(cdi.names, needs=_DOCUMENTS),
-    Step(cdi.conflicts, needs=(CONFIGURATION,)),
-    Step(cdi.resource_limits, needs=(CONFIGURATION,)),
-    Step(cdi.refresh_errors, needs=_DOCUMENTS),
-    Step(cdi_engines.readers, needs=(CONFIGURATION,)),
-    Step(settings.device_settings, needs=_DOCUMENTS),
+FIRST = CheckStep(install.configuration)
+STEPS: tuple[CheckStep, ...] = (
+    CheckStep(install.launchers),
+    CheckStep(install.low_level_runtime, needs=(CONFIGURATION,)),
+    CheckStep(install.runtime_starts, needs=(CONFIGURATION, "launchers", "low-level-runtime")),
+    CheckStep(install.python),
+    CheckStep(install.launcher_settings, needs=(CONFIGURATION,)),
+    CheckStep(install.driver_roots, needs=(CONFIGURATION,)),
+    CheckStep(install.saved_inventory, needs=(CONFIGURATION,)),
+    CheckStep(install.memory_limits, needs=(CONFIGURATION,)),
+    CheckStep(install.shared_memory, needs=(CONFIGURATION,)),
+    CheckStep(install.recent_errors, needs=(CONFIGURATION,)),
+    CheckStep(install.recent_warnings, needs=(CONFIGURATION,)),
+    CheckStep(engines.engine_found),
+    CheckStep(docker.docker, engine="docker"),
+    CheckStep(engines.containerd, engine="containerd"),
+    CheckStep(engines.crio, engine="crio"),
+    CheckStep(engines.podman, engine="podman"),
+    CheckStep(engines.used, needs=engines.REGISTERED),
+    CheckStep(without_daemon.slurm),
+    CheckStep(host.kernel),
+    CheckStep(host.kernel_events),
+    CheckStep(host.cgroups),
+    CheckStep(host.security_modules),
+    CheckStep(host.rootless, engine="docker"),
+    CheckStep(cdi.files, needs=(CONFIGURATION,)),
+    CheckStep(cdi.paths, needs=_DOCUMENTS),
+    CheckStep(cdi.numbers, needs=_DOCUMENTS),
+    CheckStep(cdi.names, needs=_DOCUMENTS),
+    CheckStep(cdi.conflicts, needs=(CONFIGURATION,)),
+    CheckStep(cdi.resource_limits, needs=(CONFIGURATION,)),
+    CheckStep(cdi.refresh_errors, needs=_DOCUMENTS),
+    CheckStep(cdi_engines.readers, needs=(CONFIGURATION,)),
+    CheckStep(settings.device_settings, needs=_DOCUMENTS),
 )
 
 
-def every_step(config: Config) -> list[Step]:
+def every_step(config: Config) -> list[CheckStep]:
     """Return all steps: configuration, drivers, ours, the packages', the vendors' others."""
     vendors = list(doctors(config))
     drivers = [step for vendor in vendors for step in vendor.driver_checks]
@@ -75,7 +75,7 @@ class Examination:
     check that they need has failed, ``broken`` those of checks that raised an exception.
     """
 
-    def __init__(self, case: Case, steps: Iterable[Step]) -> None:
+    def __init__(self, case: Case, steps: Iterable[CheckStep]) -> None:
         self._case = case
         self._steps = steps
         self.findings: list[Finding] = []
@@ -96,7 +96,7 @@ class Examination:
                     failed |= {finding.check, step.part}
                 yield finding
 
-    def _made(self, step: Step) -> Iterator[Finding]:
+    def _made(self, step: CheckStep) -> Iterator[Finding]:
         """Run one check; an exception in it becomes a finding."""
         try:
             yield from step.check(self._case)
@@ -106,7 +106,7 @@ class Examination:
             yield failure(step.name, text, "Report it, with gpuhook doctor --report FILE")
 
 
-def examine(case: Case, checks: Iterable[Check | Step] | None = None) -> Examination:
+def examine(case: Case, checks: Iterable[Check | CheckStep] | None = None) -> Examination:
     """Return an examination of all or the given checks; an exception in one stops no other."""
     return Examination(
         case, every_step(case.config) if checks is None else [step_of(check) for check in checks]

@@ -17,7 +17,7 @@ from gpuhook.tools.doctor.machine import Machine
 
 
 @dataclass(frozen=True)
-class Driver:
+class DriverCheck:
     """A check of a vendor's driver: whether it is loaded, and whether its devices are usable.
 
     ``check`` is the name of its findings, ``has`` the sentence on its devices. ``is_ours``
@@ -87,5 +87,9 @@ def default_checks(names: ModuleType) -> VendorChecks:
     ours = f"0x{names.PCI_VENDOR}"
     check = f"{names.NAME.replace('_', '-')}-devices"
     return VendorChecks(
-        (Driver(contract.load(names), check, lambda fact: fact("vendor") == ours, by_root=True),)
+        (
+            DriverCheck(
+                contract.load(names), check, lambda fact: fact("vendor") == ours, by_root=True
+            ),
+        )
     )

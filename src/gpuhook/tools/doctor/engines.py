@@ -27,7 +27,7 @@ from gpuhook.tools.doctor.engine_files import (
 )
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.tools.doctor.machine import Machine, seen_by
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.containerd_settings import MIGRATES_FILES, too_new
 from gpuhook.tools.engines.podman import monitor_variables, own_runtime
 
@@ -332,7 +332,7 @@ def _podman_low_level(case: Case) -> Iterator[Finding]:
         for name, paths in every
         if any(map(partial(is_gpu_py, case.machine), strings(paths)))
     ]
-    own = own_runtime(engines, Ask(tuple(ours), prefix=case.machine.root))
+    own = own_runtime(engines, EngineRequest(tuple(ours), prefix=case.machine.root))
     passed = monitor_variables(engines, "")
     if own and not case.config.names_runtimes and f"{names.ENGINES_RUNTIME}={own}" not in passed:
         text = f"podman itself calls {own}, and gpu-py may call another low-level runtime"

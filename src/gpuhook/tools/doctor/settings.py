@@ -7,8 +7,8 @@ from typing import Any
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core import contract
 from gpuhook.core.inventory import cache
-from gpuhook.monitor.ledger.records import MPS, Record, Records
-from gpuhook.monitor.ledger.settings import Difference, Settings, module
+from gpuhook.monitor.ledger.records import MPS, OwnerRecord, Records
+from gpuhook.monitor.ledger.settings import Difference, SettingsLedger, module
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Finding, failure, note, ok, warning
 from gpuhook.vendors import registry
@@ -32,7 +32,7 @@ def device_settings(case: Case) -> Iterator[Finding]:
         records.check_readable()
     except GpuhookError as error:
         yield failure(_CHECK, error.cause, error.remedy)
-    settings = Settings(case.config, lambda vendor: _inventory(case, vendor))
+    settings = SettingsLedger(case.config, lambda vendor: _inventory(case, vendor))
     try:
         changed = [each for each in records.current() if each.settings]
         found = [
@@ -48,7 +48,7 @@ def device_settings(case: Case) -> Iterator[Finding]:
         yield ok(_CHECK, f"Settings of devices that claims and MPS changed: {count}, all as set")
 
 
-def _differs(case: Case, record: Record, found: Difference) -> Finding:
+def _differs(case: Case, record: OwnerRecord, found: Difference) -> Finding:
     setting = found.setting
     vendor = module(case.config, setting.vendor)
     now, value, before = (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gpuhook.base.config.model import Config
 from gpuhook.monitor.vendor_parts import part
-from gpuhook.tools.doctor.case import DRIVER, Case, Check, Step, VendorChecks, step_of
+from gpuhook.tools.doctor.case import DRIVER, Case, Check, CheckStep, VendorChecks, step_of
 from gpuhook.tools.doctor.driver import default_checks
 from gpuhook.tools.doctor.finding import Finding, failure
 from gpuhook.vendors import registry
@@ -20,8 +20,8 @@ class VendorDoctor(NamedTuple):
     """A vendor's part of the doctor; ``name`` is the vendor's."""
 
     name: str
-    driver_checks: tuple[Step, ...]
-    host_checks: tuple[Step, ...]
+    driver_checks: tuple[CheckStep, ...]
+    host_checks: tuple[CheckStep, ...]
     report_files: tuple[str, ...]
     report_nodes: tuple[str, ...]
 
@@ -40,11 +40,11 @@ def doctors(config: Config) -> Iterator[VendorDoctor]:
                 tuple(checks.report_nodes),
             )
         except Exception as error:  # noqa: BLE001 - the other vendors must still be examined
-            found = VendorDoctor(name, (Step(_unusable(name, error)),), (), (), ())
+            found = VendorDoctor(name, (CheckStep(_unusable(name, error)),), (), (), ())
         yield found
 
 
-def _step(name: str, check: Check | Step, group: str = "") -> Step:
+def _step(name: str, check: Check | CheckStep, group: str = "") -> CheckStep:
     """Return a vendor's check as a step below that vendor's driver root."""
     step = step_of(check)
     needs = (CONFIGURATION, *step.needs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpuhook.base.config.model import Config
-from gpuhook.monitor.vendor_parts import Part
+from gpuhook.monitor.vendor_parts import VendorPart
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ class DriverFolder(Protocol):
         """
 
 
-PART: Part[DriverFolder] = Part("tools", "driver_folder")
+PART: VendorPart[DriverFolder] = VendorPart("tools", "driver_folder")

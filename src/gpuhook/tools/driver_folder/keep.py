@@ -21,7 +21,7 @@ from gpuhook.base.errors import DriverFolderError
 from gpuhook.base.host.files import sync_folder
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.tools.driver_folder import PART, DriverContent
-from gpuhook.tools.driver_folder.place import FOLDER_MODE, MARKER, Place, failure
+from gpuhook.tools.driver_folder.place import FOLDER_MODE, MARKER, FolderPath, failure
 
 _FICLONE = 0x40049409  # linux/fs.h
 _CHUNK = 1 << 20
@@ -47,7 +47,7 @@ def keep(config: Config, names: ModuleType, inventory: Inventory, folder: str) -
 
 def update(folder: str, wanted: DriverContent) -> bool:
     """Update ``folder`` to the wanted content; return whether it changed, GpuhookError if not."""
-    place = Place(folder)
+    place = FolderPath(folder)
     place.check()
     try:
         with place.locked(), Rootfs(wanted.root) as root:
@@ -71,7 +71,7 @@ def update(folder: str, wanted: DriverContent) -> bool:
 
 def is_current(folder: str, wanted: DriverContent) -> bool:
     """Tell whether ``folder`` already has the wanted content; change nothing."""
-    place = Place(folder)
+    place = FolderPath(folder)
     place.check()
     with Rootfs(wanted.root) as root:
         return _holds(place, _facts(root, wanted))
@@ -82,7 +82,7 @@ def remove(folder: str) -> int:
 
     DriverFolderError if there is none.
     """
-    place = Place(folder)
+    place = FolderPath(folder)
     place.check()
     if not place.exists():
         raise DriverFolderError(f"There is no driver folder {place.path}", "Name another one")
@@ -123,7 +123,7 @@ def _changed(root: Rootfs, path: str) -> DriverFolderError:
     )
 
 
-def _holds(place: Place, facts: Facts) -> bool:
+def _holds(place: FolderPath, facts: Facts) -> bool:
     """Tell whether the folder has the given facts, and all its files exist."""
     if not place.is_whole() or place.marker() != _text(facts):
         return False

@@ -19,7 +19,7 @@ from gpuhook.base.host import files as host_files
 from gpuhook.base.host import lock
 from gpuhook.base.host.proc import FIRST_PIDS, Mounts
 from gpuhook.base.state_directory import boot_id
-from gpuhook.monitor.host.namespaces import Look
+from gpuhook.monitor.host.namespaces import NamespaceScan
 
 MARKER = ".gpuhook-driver-folder"  # in every complete driver folder
 FOLDER_MODE = 0o755
@@ -36,7 +36,7 @@ _REMEDIES = {
 }
 
 
-class Place:
+class FolderPath:
     """The path of a driver folder."""
 
     def __init__(self, folder: str) -> None:
@@ -217,7 +217,7 @@ def _sees_every_process() -> bool:
 
 def _is_mounted(name: str) -> bool:
     """Tell whether a container has, or may have, a folder of a name mounted."""
-    look = Look(_LOOK)
+    look = NamespaceScan(_LOOK)
     for processes in look.namespaces().values():
         tables = (look.table(each) for each in processes if each != _INIT and look.goes_on())
         table = next((each for each in tables if each is not None), b"")

@@ -1,7 +1,7 @@
 """Installation requests, engines' answers, and the base class of engines.
 
 An installation adds to the existing settings: each engine reads from its files what earlier
-installations have registered. ``Ask.without`` names the options to remove.
+installations have registered. ``EngineRequest.without`` names the options to remove.
 """
 
 import glob
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from gpuhook.base.errors import shown
 from gpuhook.tools.engines.files import Change, users_folder
 from gpuhook.tools.engines.prefix import below, checked
-from gpuhook.tools.engines.store import Target
-from gpuhook.tools.engines.swarm import Resource
+from gpuhook.tools.engines.store import TargetFile
+from gpuhook.tools.engines.swarm import SwarmResource
 
 # Options that can be removed one by one.
 SET_DEFAULT, ALIASES, CDI, SWARM, HOOK = "set-default", "gpus", "cdi", "swarm", "hook"
@@ -22,7 +22,7 @@ NVIDIAS_NAME = "nvidia"  # the runtime that is registered with ALIASES
 
 
 @dataclass(frozen=True)
-class Ask:
+class EngineRequest:
     """The settings requested for an engine.
 
     ``runtimes`` are (name, absolute path) pairs, of which the first may become the default
@@ -43,7 +43,7 @@ class Ask:
     set_default: bool = False
     cdi: bool = False
     cdi_setting: bool = True
-    swarm: tuple[Resource, ...] = ()
+    swarm: tuple[SwarmResource, ...] = ()
     config: str | None = None
     drop_in: str | None = None
     prefix: str = ""
@@ -63,7 +63,7 @@ class Ask:
         """The runtimes' names."""
         return tuple(name for name, _ in self.runtimes)
 
-    def beside(self, existing: Container[str]) -> "Ask":
+    def beside(self, existing: Container[str]) -> "EngineRequest":
         """Return a copy with the runtimes of ``also`` that don't exist yet."""
         more = tuple(pair for pair in self.also if pair[0] not in existing)
         return replace(self, runtimes=self.runtimes + more, also=())
@@ -87,7 +87,7 @@ class Ask:
             if name != NVIDIAS_NAME and earlier.get(name, program) != program
         }
 
-    def following(self, earlier: Mapping[str, str], default: str | None) -> "Ask":
+    def following(self, earlier: Mapping[str, str], default: str | None) -> "EngineRequest":
         """Return a copy that includes the runtimes registered by earlier installations.
 
         ``earlier`` maps their runtimes to programs, ``default`` is the default runtime that they
@@ -133,13 +133,13 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EngineChanges:
     """An engine's target files, remaining steps, and warnings.
 
     ``restart`` means that some change takes effect only after a restart.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[TargetFile, ...]
     afterwards: tuple[str, ...] = ()
     warnings: tuple[str, ...] = field(default=())
     restart: bool = False
@@ -152,15 +152,15 @@ class Engine(ABC):
     has_runtimes = True  # supports OCI runtimes, such as gpu-py
 
     @abstractmethod
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Return the changes that register the runtimes; change nothing."""
 
     @abstractmethod
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return the containers created for one of these runtimes."""
 
     @abstractmethod
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Tell whether the engine seems to be installed on this host."""
 
     def main_file(self, config: str) -> str:
@@ -190,6 +190,6 @@ class Engine(ABC):
         """Return the files that the engine no longer reads after a change."""
         return []
 
-    def is_users(self, ask: Ask) -> bool:  # noqa: ARG002
+    def is_users(self, ask: EngineRequest) -> bool:  # noqa: ARG002
         """Tell whether a non-root user has, or can have, an engine of this kind."""
         return False

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from gpuhook.base.config.loader import load
 from gpuhook.base.errors import DriverError, NoDeviceError
 from gpuhook.core import contract
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.cdi.names import file_stem, split_kind
 from gpuhook.core.inventory import cache
 from gpuhook.monitor.vendors import survey
 from gpuhook.tools.engines import installer, whole_text
-from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.ask import Engine, EngineChanges, EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER
-from gpuhook.tools.engines.store import Record, Store, Target
+from gpuhook.tools.engines.store import FileRecord, Store, TargetFile
 
 VARIABLE = "CH_RUN_CDI_DIRS"
 _SYSTEM = "/etc/charliecloud/cdi"
@@ -33,7 +33,7 @@ export {VARIABLE}="${{{VARIABLE}:-{_SYSTEM}}}"
 
 
 @dataclass(frozen=True)
-class _Documents:
+class _GeneratedSpecs:
     """Generated CDI specs by file name, messages, and the errors of failed drivers."""
 
     texts: dict[str, str]
@@ -47,7 +47,7 @@ class Charliecloud(Engine):
     name = "charliecloud"
     has_runtimes = False
 
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Return a CDI spec per vendor, and the variable that names their folder."""
         made = _documents(ask.gpuhook_config)
         afterwards = (
@@ -56,48 +56,48 @@ class Charliecloud(Engine):
         said = [*made.said, *map(str, made.failed)]
         if not made.texts and not made.failed:
             said.append("There are no devices yet; gpuhook watch adds them when they appear")
-        return Answer(tuple(_targets(made, ask)), (afterwards,), tuple(said))
+        return EngineChanges(tuple(_targets(made, ask)), (afterwards,), tuple(said))
 
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return nothing: Charliecloud creates a new container for each run."""
         del names, ask
         return []
 
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Tell whether Charliecloud is installed."""
         del ask
         return bool(shutil.which("ch-run"))
 
-    def is_users(self, ask: Ask) -> bool:
+    def is_users(self, ask: EngineRequest) -> bool:
         """Return True: every user can have CDI specs."""
         del ask
         return True
 
 
-def _folder(ask: Ask) -> str:
+def _folder(ask: EngineRequest) -> str:
     return ask.user(_USERS) if ask.rootless else ask.system(_SYSTEM)
 
 
-def _targets(made: _Documents, ask: Ask) -> list[Target]:
+def _targets(made: _GeneratedSpecs, ask: EngineRequest) -> list[TargetFile]:
     """Return the target files; users without root set the variable themselves."""
     folder, name = _folder(ask), Charliecloud.name
     targets = [
-        Target(name, os.path.join(folder, file), "whole", text, folder)
+        TargetFile(name, os.path.join(folder, file), "whole", text, folder)
         for file, text in made.texts.items()
     ]
     if not ask.rootless:
         path, owned = ask.system(_PROFILE), ((whole_text.KEY,),)
-        targets.append(Target(name, path, "whole", _TEXT, folder, owned, ours=True))
+        targets.append(TargetFile(name, path, "whole", _TEXT, folder, owned, ours=True))
     return targets
 
 
-def _documents(path: str | None) -> _Documents:
+def _documents(path: str | None) -> _GeneratedSpecs:
     """Generate the CDI specs of this host; ``path`` is the configuration, None for the default."""
     config = load(path)
 
-    def source_of(vendor: contract.Vendor) -> Source:
+    def source_of(vendor: contract.Vendor) -> SpecSource:
         inventory = cache.get_inventory(config, vendor, save=False)
-        return Source(vendor, inventory, config, "", without_hook=True)
+        return SpecSource(vendor, inventory, config, "", without_hook=True)
 
     found, _, failed = survey.examine(config, source_of)
     texts: dict[str, str] = {}
@@ -110,7 +110,7 @@ def _documents(path: str | None) -> _Documents:
         name = f"{file_stem(*split_kind(made.document['kind']))}.json"
         texts[name] = json.dumps(made.document, indent=4) + "\n"
         said += made.warnings
-    return _Documents(texts, said, [*failed.values()])
+    return _GeneratedSpecs(texts, said, [*failed.values()])
 
 
 def refresh(state: str, path: str | None) -> tuple[list[str], list[DriverError]]:
@@ -126,7 +126,7 @@ def refresh(state: str, path: str | None) -> tuple[list[str], list[DriverError]]
         return [], []
     made = _documents(path)
     with store.locked():
-        targets = _targets(made, Ask(runtimes=()))
+        targets = _targets(made, EngineRequest(runtimes=()))
         outcomes = installer.install(store, targets)
         there = {target.path for target in targets}
         gone = [each for each in _records(store) if each.path not in there and not made.failed]
@@ -134,5 +134,5 @@ def refresh(state: str, path: str | None) -> tuple[list[str], list[DriverError]]
     return [each.change.path for each in outcomes if each.change], made.failed
 
 
-def _records(store: Store) -> list[Record]:
+def _records(store: Store) -> list[FileRecord]:
     return [each for each in store.records() if each.engine == Charliecloud.name]

@@ -18,14 +18,14 @@ from gpuhook.tools.engines import (
     placeholders,
     toml_text,
 )
-from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.ask import Engine, EngineChanges, EngineRequest
 from gpuhook.tools.engines.containerd_settings import (
     BUILT_IN,
     CRI,
     ENGINE,
     KNOWS_VERSION_3,
     MIGRATES_FILES,
-    Source,
+    MainConfig,
     Version,
     add_runtimes,
     disables_cri,
@@ -46,7 +46,7 @@ from gpuhook.tools.engines.containerd_settings import (
 )
 from gpuhook.tools.engines.files import DROP_IN_HEADER, Change, decode, read_text
 from gpuhook.tools.engines.merge import Document, get
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 
 _DROP_IN = "conf.d/99-gpuhook.toml"
 _STATE = "/run/containerd"
@@ -61,7 +61,7 @@ class Containerd(Engine):
 
     name = ENGINE
 
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Add the runtimes with the options of the current default runtime."""
         path = containerd_files.chosen(ask)
         program = None if ask.prefix else containerd_files.version_for(path)
@@ -76,7 +76,7 @@ class Containerd(Engine):
         """Return the step that makes containerd read its configuration."""
         return containerd_files.restart(config or containerd_files.USUAL)
 
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return the running containers that use one of the runtimes.
 
         A shim writes the runtime's path into its container's folder.
@@ -98,7 +98,7 @@ class Containerd(Engine):
         """Return files that the main file no longer imports, such as others next to our drop-in."""
         if os.path.basename(change.path) in distributions.TEMPLATES:
             return []
-        ask = Ask(runtimes=(), prefix=prefix)
+        ask = EngineRequest(runtimes=(), prefix=prefix)
         texts = [decode(data or b"", change.path) for data in (change.old, change.new)]
         before, now = (
             imports_of(change.path, toml_text.parse(text, change.path), ask) for text in texts
@@ -106,18 +106,18 @@ class Containerd(Engine):
         kept = {path for pattern in now for path in ask.found(pattern)}
         return [path for each in before for path in ask.found(each) if path not in kept]
 
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Tell whether containerd is installed, and not only for Docker, which needs no CRI."""
         path, document = _main(ask)
         return containerd_files.is_here(path) and not disables_cri(document)
 
 
-def _main(ask: Ask) -> tuple[str, Document]:
+def _main(ask: EngineRequest) -> tuple[str, Document]:
     path = containerd_files.chosen(ask)
     return path, toml_text.parse(read_text(path) or "", path)
 
 
-def answer(ask: Ask, program: Version) -> Answer:
+def answer(ask: EngineRequest, program: Version) -> EngineChanges:
     """Return the target files for a containerd version (None if unknown)."""
     managed.check_system(ENGINE, ask.system, ask.config)
     path = containerd_files.chosen(ask)
@@ -132,13 +132,13 @@ def answer(ask: Ask, program: Version) -> Answer:
             source, ask, _with_drop_in(source, ask, ask.drop_in or _usual_drop_in(source))
         )
     place = containerd_distributions.place(owner, path, ask, program)
-    if isinstance(place, Answer):
+    if isinstance(place, EngineChanges):
         return place
     made = _with_drop_in(place.source, ask, place.path)
     return replace(made, targets=made.targets[:1])  # the distribution does the rest
 
 
-def _checked(source: Source, ask: Ask, made: Answer) -> Answer:
+def _checked(source: MainConfig, ask: EngineRequest, made: EngineChanges) -> EngineChanges:
     """Return the answer; EngineError if its edit of the main file would be lost or impossible."""
     ours = {target.path for target in made.targets}
     for path in imported_files(source, ask):
@@ -152,7 +152,7 @@ def _checked(source: Source, ask: Ask, made: Answer) -> Answer:
     return made
 
 
-def _with_drop_in(source: Source, ask: Ask, drop_in: str) -> Answer:
+def _with_drop_in(source: MainConfig, ask: EngineRequest, drop_in: str) -> EngineChanges:
     """Return the drop-in, and the main file that imports it; in version 1 only the main file."""
     source = with_tables(source, ask, drop_in)
     effective = effective_cri(source, ask, drop_in)
@@ -162,7 +162,7 @@ def _with_drop_in(source: Source, ask: Ask, drop_in: str) -> Answer:
     )
     warnings = _warnings(source, ask)
     if in_place:
-        targets: tuple[Target, ...] = (whole_file(source, ask),)
+        targets: tuple[TargetFile, ...] = (whole_file(source, ask),)
     else:
         settings = _drop_in_settings(source, ask, effective)
         main = _importing_target(source, ask, drop_in)
@@ -172,10 +172,10 @@ def _with_drop_in(source: Source, ask: Ask, drop_in: str) -> Answer:
         warnings += _more_read(source, changed, ask, drop_in)
         warnings += _overridden(changed, ask, drop_in)
     restart = containerd_files.restart(source.path)
-    return Answer(targets, (restart,), tuple(warnings), restart=True)
+    return EngineChanges(targets, (restart,), tuple(warnings), restart=True)
 
 
-def _check_versions(changed: Source, ask: Ask, drop_in: str) -> None:
+def _check_versions(changed: MainConfig, ask: EngineRequest, drop_in: str) -> None:
     """Raise EngineError if containerd refuses the main file because of one that it imports."""
     files = imported_files(changed, ask)
     others = {path: files[path] for path in files if not is_same(path, drop_in)}
@@ -189,11 +189,11 @@ def _check_versions(changed: Source, ask: Ask, drop_in: str) -> None:
         )
 
 
-def _usual_drop_in(source: Source) -> str:
+def _usual_drop_in(source: MainConfig) -> str:
     return os.path.join(os.path.dirname(source.path), _DROP_IN)
 
 
-def _warnings(source: Source, ask: Ask) -> list[str]:
+def _warnings(source: MainConfig, ask: EngineRequest) -> list[str]:
     warnings = []
     program = source.program
     if source.version == 1 and program and KNOWS_VERSION_3 <= program < MIGRATES_FILES:
@@ -212,7 +212,7 @@ def _warnings(source: Source, ask: Ask) -> list[str]:
     return warnings
 
 
-def _drop_in_settings(source: Source, ask: Ask, effective: Document) -> Document:
+def _drop_in_settings(source: MainConfig, ask: EngineRequest, effective: Document) -> Document:
     """Return the CRI settings for the drop-in."""
     settings = copy.deepcopy(effective)
     default = get(settings, ("containerd", "default_runtime_name"))
@@ -232,7 +232,9 @@ def _drop_in_settings(source: Source, ask: Ask, effective: Document) -> Document
     return ours
 
 
-def _more_read(source: Source, changed: Source, ask: Ask, drop_in: str) -> list[str]:
+def _more_read(
+    source: MainConfig, changed: MainConfig, ask: EngineRequest, drop_in: str
+) -> list[str]:
     """Return a warning about files next to our drop-in that weren't imported so far."""
     before = imported_files(source, ask)
     more = [path for path in imported_files(changed, ask) if path not in (*before, drop_in)]
@@ -240,7 +242,7 @@ def _more_read(source: Source, changed: Source, ask: Ask, drop_in: str) -> list[
     return [f"{said}: move away the files that containerd must not read"] if more else []
 
 
-def _overridden(source: Source, ask: Ask, drop_in: str) -> list[str]:
+def _overridden(source: MainConfig, ask: EngineRequest, drop_in: str) -> list[str]:
     """Return a warning about a file that overrides our drop-in, because it is read later."""
     files = imported_files(source, ask, drop_in)
     later = {path: source.settings_in(files[path]) for path in files_after(files, drop_in)}
@@ -258,7 +260,9 @@ def _overridden(source: Source, ask: Ask, drop_in: str) -> list[str]:
     return [f"{said} {unknown}. Remove them from that file{way}"]
 
 
-def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> Target:
+def _drop_in_target(
+    source: MainConfig, ask: EngineRequest, path: str, settings: Document
+) -> TargetFile:
     if not os.path.isabs(path):
         raise EngineError(
             f"The drop-in file {path} isn't an absolute path",
@@ -276,13 +280,13 @@ def _drop_in_target(source: Source, ask: Ask, path: str, settings: Document) -> 
     owned = (*owned_paths(source, ask), *(((head,),) if elsewhere or others else ()))
     usual = _usual_drop_in(source)
     others_read = (each for each in imported_files(source, ask) if not is_same(each, path))
-    return Target(
+    return TargetFile(
         ENGINE, path, "toml", text, source.path, owned,
         ours=True, usual=usual, sources=(source.path, *others_read),
     )  # fmt: skip
 
 
-def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
+def _importing_target(source: MainConfig, ask: EngineRequest, drop_in: str) -> TargetFile:
     """Make the main file import the drop-in, if it doesn't already."""
     wanted = dict(source.document)
     imports = source.document.get("imports", [])
@@ -297,4 +301,4 @@ def _importing_target(source: Source, ask: Ask, drop_in: str) -> Target:
         wanted["version"] = source.version
         text = toml_text.edited(text, {"version": source.version}, source.path)
     text = toml_text.edited(text, wanted, source.path)
-    return Target(ENGINE, source.path, "toml", text, source.path)
+    return TargetFile(ENGINE, source.path, "toml", text, source.path)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from gpuhook.base.errors import EngineError
 from gpuhook.core.cdi.versions import order
 from gpuhook.tools.engines import distributions, installed, placeholders, toml_text, unit_text
-from gpuhook.tools.engines.ask import Answer, Ask
+from gpuhook.tools.engines.ask import EngineChanges, EngineRequest
 from gpuhook.tools.engines.containerd_files import restart
 from gpuhook.tools.engines.containerd_settings import (
     ENGINE,
-    Source,
+    MainConfig,
     Version,
     add_runtimes,
     effective_cri,
@@ -33,7 +33,7 @@ from gpuhook.tools.engines.distributions import Distribution
 from gpuhook.tools.engines.files import has_header, read, read_text
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.prefix import checked
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 
 _NAME = "99-gpuhook.toml"
 # Written by earlier versions, which treated a template as the file.
@@ -51,11 +51,13 @@ _TABLE = ".containerd.runtimes."
 class DropIn:
     """A drop-in file that the distribution's containerd reads without an import of ours."""
 
-    source: Source
+    source: MainConfig
     path: str
 
 
-def place(owner: Distribution, path: str, ask: Ask, program: Version) -> Answer | DropIn:
+def place(
+    owner: Distribution, path: str, ask: EngineRequest, program: Version
+) -> EngineChanges | DropIn:
     """Return the changes where the distribution ``owner`` writes the file at ``path``.
 
     EngineError, with a remedy, if no change is possible.
@@ -75,7 +77,7 @@ def place(owner: Distribution, path: str, ask: Ask, program: Version) -> Answer 
     return _ranchers(owner, with_tables(source, ask), ask)
 
 
-def _drop_in(owner: Distribution, source: Source, folder: str, ask: Ask) -> DropIn:
+def _drop_in(owner: Distribution, source: MainConfig, folder: str, ask: EngineRequest) -> DropIn:
     path = checked(ask.prefix, os.path.join(folder, _NAME))
     if ask.drop_in and os.path.dirname(os.path.abspath(ask.drop_in)) != folder:
         raise EngineError(
@@ -88,7 +90,9 @@ def _drop_in(owner: Distribution, source: Source, folder: str, ask: Ask) -> Drop
 # MicroK8s ----------------------------------------------------------------------------------------
 
 
-def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Answer:
+def _microk8s(
+    owner: Distribution, path: str, ask: EngineRequest, program: Version
+) -> EngineChanges:
     """Edit the template, keeping its placeholders unchanged."""
     template = checked(ask.prefix, distributions.template_of(path))
     if ask.drop_in:
@@ -112,17 +116,17 @@ def _microk8s(owner: Distribution, path: str, ask: Ask, program: Version) -> Ans
     settings = get(source.document, source.cri) or {}
     ask = following(source, ask, settings, settings, in_place=True)
     old = checked(ask.prefix, os.path.join(os.path.dirname(path), _OLD_DROP_IN))
-    targets: list[Target] = []
+    targets: list[TargetFile] = []
     if has_header(read(old)):
         written = read_text(old) or ""
-        targets.append(Target(ENGINE, old, "toml", written, path, ours=True, gone=True))
+        targets.append(TargetFile(ENGINE, old, "toml", written, path, ours=True, gone=True))
         source = _without_import(source, os.path.dirname(old))
     made = whole_file(source, ask)
     targets.insert(0, replace(made, config=path))
-    return Answer(tuple(targets), (restart(path),), tuple(warnings), restart=True)
+    return EngineChanges(tuple(targets), (restart(path),), tuple(warnings), restart=True)
 
 
-def _without_import(source: Source, folder: str) -> Source:
+def _without_import(source: MainConfig, folder: str) -> MainConfig:
     """Return a template without the import that an earlier version added to it."""
     document = dict(source.document)
     imports = [each for each in document.pop("imports", []) if each != f"{folder}/*.toml"]
@@ -135,7 +139,9 @@ def _without_import(source: Source, folder: str) -> Source:
 # k3s and RKE2 ------------------------------------------------------------------------------------
 
 
-def _ranchers(owner: Distribution, source: Source, ask: Ask) -> Answer | DropIn:
+def _ranchers(
+    owner: Distribution, source: MainConfig, ask: EngineRequest
+) -> EngineChanges | DropIn:
     folder = os.path.dirname(source.path)
     template = checked(ask.prefix, os.path.join(folder, _template(owner, source)))
     others = unit_text.parse(read_text(template) or "", template)
@@ -153,7 +159,7 @@ def _ranchers(owner: Distribution, source: Source, ask: Ask) -> Answer | DropIn:
     return _block(owner, source, ask, template, others)
 
 
-def _template(owner: Distribution, source: Source) -> str:
+def _template(owner: Distribution, source: MainConfig) -> str:
     """Return the name of the template in effect at the next start.
 
     The older one is for containerd 1.7 and before; newer containerds use it as well, if there is
@@ -175,7 +181,7 @@ def _template(owner: Distribution, source: Source) -> str:
     return older
 
 
-def _imported_folder(source: Source, ask: Ask) -> str:
+def _imported_folder(source: MainConfig, ask: EngineRequest) -> str:
     """Return the folder of drop-in files that the distribution's file imports, "" for none."""
     own = os.path.dirname(source.path)
     for pattern in imports_of(source.path, source.document, ask):
@@ -212,8 +218,8 @@ def _knows_base(version: str) -> bool:
 
 
 def _block(
-    owner: Distribution, source: Source, ask: Ask, template: str, others: Document
-) -> Answer:
+    owner: Distribution, source: MainConfig, ask: EngineRequest, template: str, others: Document
+) -> EngineChanges:
     """Return the template with our block at its end."""
     if ask.set_default:
         raise EngineError(
@@ -231,14 +237,14 @@ def _block(
     wanted = {**others, unit_text.OURS: _runtimes(source, ask)}
     text = unit_text.edited("", wanted, template)
     owned = ((unit_text.OURS,), *owned_paths(source, ask))
-    target = Target(ENGINE, template, _BLOCK, text, source.path, owned)
+    target = TargetFile(ENGINE, template, _BLOCK, text, source.path, owned)
     warnings = []
     if ask.cdi and ask.cdi_setting and source.version < 3:  # later versions enable it by default
         warnings.append(f"enable_cdi wasn't set, because {owner.name} writes its table")
-    return Answer((target,), (restart(source.path),), tuple(warnings), restart=True)
+    return EngineChanges((target,), (restart(source.path),), tuple(warnings), restart=True)
 
 
-def _runtimes(source: Source, ask: Ask) -> str:
+def _runtimes(source: MainConfig, ask: EngineRequest) -> str:
     """Return our runtimes as TOML without tables that the distribution also defines."""
     settings = effective_cri(source, ask, "")
     known = {*(get(settings, ("containerd", "runtimes")) or {})}
@@ -255,7 +261,9 @@ def _runtimes(source: Source, ask: Ask) -> str:
     return text
 
 
-def _check_unknown(ask: Ask, source: Source, earlier: Document, template: str, others: str) -> None:
+def _check_unknown(
+    ask: EngineRequest, source: MainConfig, earlier: Document, template: str, others: str
+) -> None:
     """Raise EngineError if a runtime of our name exists: a duplicate table is an error."""
     known = programs_of(get(source.document, source.cri) or {})
     ours = {program for _, program in ask.runtimes} | {*programs_of(earlier).values()}
@@ -270,7 +278,7 @@ def _check_unknown(ask: Ask, source: Source, earlier: Document, template: str, o
             )
 
 
-def _check_literal(ask: Ask, owner: Distribution) -> None:
+def _check_literal(ask: EngineRequest, owner: Distribution) -> None:
     """Raise EngineError for a program path that the distribution would treat as a placeholder."""
     for _, program in ask.runtimes:
         for _, found in placeholders.find(program):

@@ -14,7 +14,7 @@ from gpuhook.base.errors import EngineError, UntrustedPathError
 from gpuhook.base.host import files as host_files
 from gpuhook.monitor.host import processes as host_processes
 from gpuhook.tools.engines import distributions, installed, toml_text
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.containerd_settings import ENGINE, Version, disables_cri
 from gpuhook.tools.engines.distributions import Distribution
 from gpuhook.tools.engines.files import read_text
@@ -40,7 +40,7 @@ def restart(path: str) -> str:
     return f"Restart containerd, if it is running (containers continue to run): {command}"
 
 
-def chosen(ask: Ask) -> str:
+def chosen(ask: EngineRequest) -> str:
     """Return the main file to change: the named one, or that of a running containerd.
 
     EngineError if several containerds run, and none reads the default file.
@@ -64,7 +64,7 @@ def chosen(ask: Ask) -> str:
     return there[0] if len(there) == 1 and not is_usual else usual
 
 
-def _distributions(ask: Ask) -> Iterator[str]:
+def _distributions(ask: EngineRequest) -> Iterator[str]:
     """Yield the files of installed distributions; links below a prefix don't lead out of it."""
     for each in distributions.ALL:
         with contextlib.suppress(EngineError):
@@ -73,7 +73,7 @@ def _distributions(ask: Ask) -> Iterator[str]:
                 yield path
 
 
-def others(path: str, ask: Ask) -> list[str]:
+def others(path: str, ask: EngineRequest) -> list[str]:
     """Return messages about distributions whose own containerd reads another file."""
     found = {} if ask.config else {each: distribution(each) for each in _read(ask)}
     return [
@@ -88,7 +88,7 @@ def _command(path: str) -> str:
     return f"gpuhook install --engine {ENGINE} --config {shlex.quote(path)}"
 
 
-def _read(ask: Ask) -> Iterator[str]:
+def _read(ask: EngineRequest) -> Iterator[str]:
     """Yield the files of running containerds, except those started by dockerd."""
     for process in [] if ask.prefix else host_processes.running(ENGINE):
         path = (process.option("--config", "-c") or [USUAL])[-1]

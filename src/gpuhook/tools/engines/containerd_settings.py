@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from gpuhook.base import names as our_names
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import marks, toml_text
-from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, Ask
+from gpuhook.tools.engines.ask import CDI, SET_DEFAULT, EngineRequest
 from gpuhook.tools.engines.files import decode, read, read_text
 from gpuhook.tools.engines.merge import Document, Path, get
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 
 ENGINE = "containerd"
 # Path of the CRI plugin's settings, by configuration version.
@@ -49,7 +49,7 @@ Version = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
-class Source:
+class MainConfig:
     """The current main configuration file; ``text`` is empty if there is none.
 
     ``program`` is the version of the containerd that reads it, None if unknown.
@@ -104,7 +104,7 @@ def _migrated(tables: list[Document]) -> Document:
     return result
 
 
-def read_source(path: str, program: Version) -> Source:
+def read_source(path: str, program: Version) -> MainConfig:
     """Read a main configuration file and its version; EngineError for an unknown version.
 
     An empty file gets the newest version that the program is known to read. A file with content
@@ -124,7 +124,7 @@ def read_source(path: str, program: Version) -> Source:
     # Only containerd 2 reads version 3 and 4.
     reader = max(program or (0, 0), (2, 0)) if version > 2 else program
     marks.check(ENGINE, path, data, lambda: reader and f"{reader[0]}.{reader[1]}")
-    return Source(path, text, document, version, program)
+    return MainConfig(path, text, document, version, program)
 
 
 def too_new(main: Document, imported: Mapping[str, Document], program: Version) -> list[str]:
@@ -148,7 +148,7 @@ def _version_of(document: Document) -> int:
     return version if isinstance(version, int) else 0
 
 
-def with_tables(source: Source, ask: Ask, drop_in: str = "") -> Source:
+def with_tables(source: MainConfig, ask: EngineRequest, drop_in: str = "") -> MainConfig:
     """Return a main file with the version of the tables in effect, in it and in its imports.
 
     If any file has tables of version 3, containerd 2 ignores those of version 2 (seen with 2.1.9).
@@ -170,8 +170,13 @@ def written_in(drop_in: str) -> Document:
 
 
 def following(
-    source: Source, ask: Ask, written: Document, effective: Document, *, in_place: bool = False
-) -> Ask:
+    source: MainConfig,
+    ask: EngineRequest,
+    written: Document,
+    effective: Document,
+    *,
+    in_place: bool = False,
+) -> EngineRequest:
     """Return the request with the settings of earlier installations.
 
     They are in the CRI settings ``written``, which may contain copies of others, too.
@@ -213,7 +218,7 @@ def our_runtimes(path: str, data: bytes | None) -> list[str]:
     return [name for name in programs if os.path.basename(programs[name]) == our_names.RUNTIME]
 
 
-def _foreign(source: Source, ask: Ask, earlier: Document) -> set[str]:
+def _foreign(source: MainConfig, ask: EngineRequest, earlier: Document) -> set[str]:
     """Return the names of the runtimes in the main file that aren't ours.
 
     ``earlier`` are those registered by earlier installations.
@@ -231,7 +236,7 @@ def disables_cri(document: Document) -> bool:
     return isinstance(disabled, list) and any(path[1] in disabled for path in CRI.values())
 
 
-def whole_file(source: Source, ask: Ask, *released_too: Path) -> Target:
+def whole_file(source: MainConfig, ask: EngineRequest, *released_too: Path) -> TargetFile:
     """Edit the file itself, because version 1 has no imports, or because it is a template.
 
     ``released_too`` are settings of earlier installations to remove.
@@ -247,18 +252,18 @@ def whole_file(source: Source, ask: Ask, *released_too: Path) -> Target:
         released.append((*base, "default_runtime_name"))
     if CDI in ask.without:
         released.append((*source.cri, "enable_cdi"))
-    return Target(
+    return TargetFile(
         ENGINE, source.path, "toml", text, source.path, owned_paths(source, ask),
         released=tuple(path for path in released if get(wanted, path) is not None),
     )  # fmt: skip
 
 
-def sets_cdi(cri: Document, ask: Ask) -> bool:
+def sets_cdi(cri: Document, ask: EngineRequest) -> bool:
     """Tell whether to write enable_cdi; the newer --cdi overrides an existing false."""
     return ask.cdi and (ask.cdi_setting or "enable_cdi" in cri)
 
 
-def effective_cri(source: Source, ask: Ask, drop_in: str) -> Document:
+def effective_cri(source: MainConfig, ask: EngineRequest, drop_in: str) -> Document:
     """Return the CRI settings of the main file and its imports, without our drop-in."""
     settings: Document = copy.deepcopy(source.settings_in(source.document) or {})
     for path, document in imported_files(source, ask).items():
@@ -284,7 +289,7 @@ def _merged(base: Document, over: Document) -> Document:
     return result
 
 
-def imports_of(path: str, document: Document, ask: Ask) -> list[str]:
+def imports_of(path: str, document: Document, ask: EngineRequest) -> list[str]:
     """Return the patterns of the files that a configuration file imports."""
     imports = document.get("imports", [])
     if not isinstance(imports, list) or not all(isinstance(item, str) for item in imports):
@@ -296,7 +301,9 @@ def imports_of(path: str, document: Document, ask: Ask) -> list[str]:
     return [ask.system(item) if item[:1] == "/" else f"{folder}/{item}" for item in imports]
 
 
-def imported_files(source: Source, ask: Ask, drop_in: str = "") -> dict[str, Document]:
+def imported_files(
+    source: MainConfig, ask: EngineRequest, drop_in: str = ""
+) -> dict[str, Document]:
     """Return the imported files in containerd's order, all after the main file.
 
     ``drop_in`` is among them if a pattern matches it, even if it doesn't exist yet.
@@ -314,7 +321,7 @@ def imported_files(source: Source, ask: Ask, drop_in: str = "") -> dict[str, Doc
     return files
 
 
-def add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
+def add_runtimes(cri: Document, source: MainConfig, ask: EngineRequest, *, old: bool) -> None:
     """Add the runtimes to CRI settings; ``old`` is configuration version 1."""
     containerd = _table(cri, ("containerd",))
     runtimes = _table(containerd, ("runtimes",))
@@ -335,7 +342,7 @@ def add_runtimes(cri: Document, source: Source, ask: Ask, *, old: bool) -> None:
         cri["enable_cdi"] = True
 
 
-def _template(containerd: Document, source: Source, ask: Ask) -> Document:
+def _template(containerd: Document, source: MainConfig, ask: EngineRequest) -> Document:
     """Copy the options of the current default runtime, of runc or of crun.
 
     SystemdCgroup matters most: pods don't stay up if it differs from the kubelet's setting.
@@ -372,7 +379,7 @@ def _table(document: Document, path: Path) -> Document:
     return document
 
 
-def owned_paths(source: Source, ask: Ask) -> tuple[Path, ...]:
+def owned_paths(source: MainConfig, ask: EngineRequest) -> tuple[Path, ...]:
     """Return the paths of our runtimes."""
     return tuple((*source.cri, "containerd", "runtimes", name) for name in ask.names)
 

@@ -10,10 +10,10 @@ import shutil
 from functools import partial
 
 from gpuhook.tools.engines import installed, managed, marks, placeholders, toml_text
-from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.ask import Engine, EngineChanges, EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 
 _MAIN = "crio.conf"
 _CONFIG = f"/etc/crio/{_MAIN}"
@@ -33,7 +33,7 @@ class Crio(Engine):
 
     name = "crio"
 
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Write the drop-in with the options of the current default runtime.
 
         Runtimes and the default of earlier installations are kept in it.
@@ -58,18 +58,18 @@ class Crio(Engine):
             runtime["default_runtime"] = ask.default
         text = toml_text.render({"crio": {"runtime": runtime}}, DROP_IN_HEADER)
         owned = tuple((*_RUNTIMES, name) for name in ask.names)
-        target = Target(
+        target = TargetFile(
             self.name, path, "toml", text, config, owned, ours=True, usual=usual, sources=sources
         )
         later = {each: _known((each,))[0] for each in sources[1:] if each > path}
         warnings = tuple(ask.unheeded(later))
-        return Answer((target,), (self.afterwards(config),), warnings, restart=True)
+        return EngineChanges((target,), (self.afterwards(config),), warnings, restart=True)
 
     def afterwards(self, config: str = "") -> str:  # noqa: ARG002
         """Return the step that makes CRI-O read its configuration."""
         return "Restart CRI-O, if it is running: systemctl restart crio"
 
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return the containers created with one of the handlers.
 
         CRI-O can't stop them once the handler is removed.
@@ -82,12 +82,12 @@ class Crio(Engine):
                 found.append(path.split("/")[-3][:12])
         return found
 
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Tell whether CRI-O or its configuration is installed."""
         return bool(shutil.which("crio")) or os.path.isdir(os.path.dirname(_config(ask)))
 
 
-def _config(ask: Ask) -> str:
+def _config(ask: EngineRequest) -> str:
     """Return the main file, also if a file in its folder of drop-ins is named as the configuration.
 
     Older instructions for nvidia-ctk name one; CRI-O reads no folder below that folder.
@@ -97,7 +97,7 @@ def _config(ask: Ask) -> str:
     return os.path.join(folder, _MAIN) if name == os.path.dirname(_DROP_IN) else config
 
 
-def _sources(config: str, drop_in: str, ask: Ask) -> tuple[str, ...]:
+def _sources(config: str, drop_in: str, ask: EngineRequest) -> tuple[str, ...]:
     """Return the main file and the other drop-ins, in CRI-O's order."""
     paths = ask.found(f"{glob.escape(os.path.dirname(drop_in))}/*")
     return config, *(path for path in paths if path != drop_in and os.path.isfile(path))
@@ -122,7 +122,7 @@ def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
     return {name: path for name, path in programs.items() if isinstance(path, str)}, default
 
 
-def _template(default: str | None, runtimes: Document, ask: Ask) -> Document:
+def _template(default: str | None, runtimes: Document, ask: EngineRequest) -> Document:
     """Copy the options of the current default runtime, of runc or of crun."""
     for name in (default, "runc", "crun"):
         entry = None if name in (None, *ask.names) else runtimes.get(str(name))

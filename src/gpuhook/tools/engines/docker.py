@@ -29,11 +29,19 @@ from gpuhook.tools.engines import (
     placeholders,
     swarm,
 )
-from gpuhook.tools.engines.ask import CDI, NVIDIAS_NAME, SET_DEFAULT, SWARM, Answer, Ask, Engine
+from gpuhook.tools.engines.ask import (
+    CDI,
+    NVIDIAS_NAME,
+    SET_DEFAULT,
+    SWARM,
+    Engine,
+    EngineChanges,
+    EngineRequest,
+)
 from gpuhook.tools.engines.docker_api import DEFAULT_CONFIG
 from gpuhook.tools.engines.files import Change, decode, read, read_json, read_text, remove_folders
 from gpuhook.tools.engines.merge import Document, Path, get
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 
 _DATA = "/var/lib/docker"
 # Settings that a reload changes only if the file contains them, with dockerd's defaults.
@@ -55,7 +63,7 @@ class Docker(Engine):
 
     name = "docker"
 
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Merge the runtimes into daemon.json, and keep all other settings."""
         managed.check_system(self.name, ask.system)
         path = self._config(ask)
@@ -70,7 +78,7 @@ class Docker(Engine):
         foreign = _taken_by_others(document, ask, path)
         released = tuple(each for each in _released(document, ask) if each not in foreign)
         edited = json_text.edited(text, wanted, path)
-        target = Target(
+        target = TargetFile(
             self.name, path, "json", edited, path, owned, released=released, foreign=foreign
         )
         new = {key for key in ("features", swarm.KEY) if wanted.get(key) != document.get(key)}
@@ -82,14 +90,14 @@ class Docker(Engine):
             new.add("default-runtime")
             others = advice if len(new) > 1 else []
             advice = [f"{_KEEPS_DEFAULT}{restart_command(path)}", *others]
-        return Answer((target,), tuple(advice), _warnings(ask), restart=bool(new))
+        return EngineChanges((target,), tuple(advice), _warnings(ask), restart=bool(new))
 
-    def _config(self, ask: Ask) -> str:
+    def _config(self, ask: EngineRequest) -> str:
         if ask.config:
             return ask.config
         return ask.user("docker/daemon.json") if ask.rootless else ask.system(DEFAULT_CONFIG)
 
-    def _advice(self, path: str, at_start: list[str], ask: Ask) -> str:
+    def _advice(self, path: str, at_start: list[str], ask: EngineRequest) -> str:
         if at_start:
             what = " and ".join(at_start)
             return f"Restart Docker, which reads {what} only at start-up: {restart_command(path)}"
@@ -157,7 +165,7 @@ class Docker(Engine):
             )
         return [daemon.pid for daemon in daemons]
 
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return the containers, running or not, whose runtime is one of ``names``."""
         config = self._config(ask)
         folders = [glob.escape(root) + "/containers/*" for root in _data_roots(config, ask)]
@@ -168,11 +176,11 @@ class Docker(Engine):
             if read_json(os.path.join(folder, "hostconfig.json")).get("Runtime") in names
         ]
 
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Tell whether dockerd or its configuration is installed."""
         return bool(shutil.which("dockerd")) or os.path.exists(self._config(ask))
 
-    def is_users(self, ask: Ask) -> bool:
+    def is_users(self, ask: EngineRequest) -> bool:
         """Tell whether the user runs a rootless Docker, or has set one up.
 
         Source: dockerd-rootless-setuptool.sh, which writes a user unit.
@@ -181,7 +189,7 @@ class Docker(Engine):
         return any(map(os.path.exists, signs)) or bool(host_processes.running("dockerd"))
 
 
-def _by_link(ask: Ask) -> Ask:
+def _by_link(ask: EngineRequest) -> EngineRequest:
     """Return the settings with a link's path for the runtime ``nvidia``, if there is a link.
 
     The dev containers' command line looks for NVIDIA's name in the path.
@@ -190,7 +198,7 @@ def _by_link(ask: Ask) -> Ask:
     return replace(ask, also=also)
 
 
-def _warnings(ask: Ask) -> tuple[str, ...]:
+def _warnings(ask: EngineRequest) -> tuple[str, ...]:
     """Return a warning if a user configures a rootless Docker while root's Docker is running."""
     if not ask.rootless or ask.config or host_processes.running("dockerd"):
         return ()
@@ -214,7 +222,7 @@ def restart_command(config: str) -> str:
     return found or f"kill {pids}, then start dockerd as before"
 
 
-def wanted_document(document: Document, ask: Ask, path: str) -> Document:
+def wanted_document(document: Document, ask: EngineRequest, path: str) -> Document:
     """Return the wanted daemon.json."""
     runtimes = dict(_table(document, "runtimes", path))
     moved = ask.moved(_programs(runtimes))
@@ -231,7 +239,7 @@ def wanted_document(document: Document, ask: Ask, path: str) -> Document:
             runtimes[name] = {"path": program}
     wanted = {**document, "runtimes": runtimes}
     if ask.swarm:
-        wanted[swarm.KEY] = swarm.Node(node_resources(document, path), ask.swarm).merged()
+        wanted[swarm.KEY] = swarm.SwarmNode(node_resources(document, path), ask.swarm).merged()
     if ask.set_default or ask.swarm:  # a service can't choose a runtime
         wanted["default-runtime"] = ask.names[0]
     if ask.cdi:
@@ -264,7 +272,7 @@ def _led(entry: Document, program: str) -> Document:
     }
 
 
-def _released(document: Document, ask: Ask) -> tuple[Path, ...]:
+def _released(document: Document, ask: EngineRequest) -> tuple[Path, ...]:
     """Return the settings to restore; their original values are recorded."""
     paths: list[Path] = [("runtimes", name) for name in ask.dropped]
     if SET_DEFAULT in ask.without and document.get("default-runtime") in _ours(document, ask):
@@ -274,7 +282,7 @@ def _released(document: Document, ask: Ask) -> tuple[Path, ...]:
     return tuple(path for path in paths if get(document, path) is not None)
 
 
-def _ours(document: Document, ask: Ask) -> set[str]:
+def _ours(document: Document, ask: EngineRequest) -> set[str]:
     """Return the names of our runtimes, including those with a former path of our program."""
     runtimes = document.get("runtimes", {})
     programs = _programs(runtimes if isinstance(runtimes, dict) else {})
@@ -309,12 +317,12 @@ def _document(text: str, path: str) -> Document:
     return document
 
 
-def _foreign(document: Document, ask: Ask, path: str) -> set[str]:
+def _foreign(document: Document, ask: EngineRequest, path: str) -> set[str]:
     """Return the names of the runtimes that aren't ours."""
     return set(_table(document, "runtimes", path)) - _ours(document, ask)
 
 
-def _taken_by_others(document: Document, ask: Ask, path: str) -> tuple[Path, ...]:
+def _taken_by_others(document: Document, ask: EngineRequest, path: str) -> tuple[Path, ...]:
     """Return the path of NVIDIA's runtime if it has another program than ours."""
     program = _programs(_table(document, "runtimes", path)).get(NVIDIAS_NAME)
     if program is None or program in ask.links or os.path.basename(program) == our_names.RUNTIME:
@@ -403,7 +411,7 @@ def _still_known(answer: docker_api.DockerInfo, names: tuple[str, ...]) -> str:
     return f"{who} keeps the runtime {known[0]}" if known else ""
 
 
-def _data_roots(config: str, ask: Ask) -> list[str]:
+def _data_roots(config: str, ask: EngineRequest) -> list[str]:
     document = json_text.parse(read_text(config) or "", config)
     configured = str(document.get("data-root") or document.get("graph") or ask.system(_DATA))
     roots = [

@@ -12,10 +12,10 @@ import shutil
 
 from gpuhook.tools import extensions
 from gpuhook.tools.engines import whole_text
-from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.ask import Engine, EngineChanges, EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read_text
 from gpuhook.tools.engines.prefix import checked
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 from gpuhook.vendors.nvidia.names import VARIABLES
 from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES, feature_variable
 
@@ -62,41 +62,43 @@ class Enroot(Engine):
     name = "enroot"
     has_runtimes = False
 
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Return our hook, and if NVIDIA's hook exists, one of its name that does nothing."""
         extensions.check_command("apply", ", which enroot's hook runs,")
         folder = _folder(ask)
         path = ask.config or ask.drop_in or os.path.join(folder, HOOK)
         program = os.path.join(os.path.dirname(ask.runtimes[0][1]), "gpuhook")
         text = f"{_SHELL}# {DROP_IN_HEADER}\n{_TEXT.replace('PROGRAM', shlex.quote(program))}"
-        ours = Target(
+        ours = TargetFile(
             self.name, path, "whole", text, path, ((whole_text.KEY,),), ours=True,
             usual=os.path.join(folder, HOOK), mode=_MODE,
         )  # fmt: skip
         nvidias = checked(ask.prefix, os.path.join(folder, _NVIDIAS))
-        others = [Target(self.name, nvidias, "whole", _IDLE, path)] if read_text(nvidias) else []
-        return Answer((ours, *others), warnings=tuple(_warnings(ask)))
+        others = (
+            [TargetFile(self.name, nvidias, "whole", _IDLE, path)] if read_text(nvidias) else []
+        )
+        return EngineChanges((ours, *others), warnings=tuple(_warnings(ask)))
 
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return nothing: enroot keeps no running containers."""
         del names, ask
         return []
 
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Tell whether enroot is installed."""
         return bool(shutil.which("enroot")) or os.path.isdir(ask.system("/etc/enroot"))
 
-    def is_users(self, ask: Ask) -> bool:
+    def is_users(self, ask: EngineRequest) -> bool:
         """Return True: every user can have hooks."""
         del ask
         return True
 
 
-def _folder(ask: Ask) -> str:
+def _folder(ask: EngineRequest) -> str:
     return ask.user(_USERS) if ask.rootless else ask.system(_SYSTEM)
 
 
-def _warnings(ask: Ask) -> list[str]:
+def _warnings(ask: EngineRequest) -> list[str]:
     """Return a warning about each hook of NVIDIA that still runs."""
     found = glob.glob(glob.escape(ask.system(_SYSTEM)) + f"/{_NVIDIAS}") if ask.rootless else []
     return [

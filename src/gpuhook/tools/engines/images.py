@@ -12,7 +12,7 @@ _PATIENCE = 5.0  # timeout in seconds for Docker's answer
 _TIMEOUT = 20  # timeout in seconds for podman, which opens its whole store
 
 
-class Image(NamedTuple):
+class EngineImage(NamedTuple):
     """An engine's description of an image.
 
     ``environment`` are its variables, NAME=VALUE. ``layers`` are the folders with its files, the
@@ -25,7 +25,7 @@ class Image(NamedTuple):
     architecture: str
 
 
-def inspect(image: str) -> Image:
+def inspect(image: str) -> EngineImage:
     """Return an image's description; EngineError if no engine on this host has it."""
     for daemon in processes.running("dockerd"):
         for path in docker_api.sockets([daemon]):
@@ -46,10 +46,10 @@ def inspect(image: str) -> Image:
         ) from None
 
 
-def _image(answer: object, root: str) -> Image:
+def _image(answer: object, root: str) -> EngineImage:
     told = answer.get("Architecture") if isinstance(answer, dict) else None
     architecture = told if isinstance(told, str) else ""
-    return Image(_variables(answer), _layers(answer, root), architecture)
+    return EngineImage(_variables(answer), _layers(answer, root), architecture)
 
 
 def _variables(answer: object) -> list[str]:

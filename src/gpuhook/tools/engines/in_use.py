@@ -17,7 +17,7 @@ from gpuhook.monitor.host import processes as host_processes
 from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import containerd_files, docker_api
 from gpuhook.tools.engines.merge import Document, get
-from gpuhook.tools.engines.store import Record, Store
+from gpuhook.tools.engines.store import FileRecord, Store
 
 _MAX_PATH = 4096  # bytes, PATH_MAX
 _SCRIPT = 4096  # bytes of the script that Docker writes for a runtime with arguments
@@ -30,7 +30,7 @@ _READ_AT_START = {
 
 
 @dataclass(frozen=True)
-class Needing:
+class DependentContainer:
     """A container created by gpu-py that isn't deleted yet; ``end`` is the command to remove it.
 
     ``engine`` is the one that it belongs to.
@@ -41,7 +41,7 @@ class Needing:
     engine: str
 
 
-def check(program: str, store: Store, records: Iterable[Record]) -> None:
+def check(program: str, store: Store, records: Iterable[FileRecord]) -> None:
     """Raise EngineError while a container or a daemon needs ``program``, gpu-py's path.
 
     ``records`` are the changes about to be removed.
@@ -53,13 +53,13 @@ def check(program: str, store: Store, records: Iterable[Record]) -> None:
         _check_daemon(store.written(record), record)
 
 
-def check_running(store: Store, records: Iterable[Record]) -> None:
+def check_running(store: Store, records: Iterable[FileRecord]) -> None:
     """Raise EngineError while a container runs that an engine created with a recorded runtime.
 
     ``records`` are the changes about to be removed. The container goes on without them, but the
     engine can't start it again.
     """
-    found: list[Needing] = []
+    found: list[DependentContainer] = []
     for record in records:
         for program in sorted(_programs(store.written(record), record)):
             every = [*_of_shims(program), *_of_conmons(program)]
@@ -74,7 +74,7 @@ def check_running(store: Store, records: Iterable[Record]) -> None:
         )
 
 
-def _programs(written: Document, record: Record) -> set[str]:
+def _programs(written: Document, record: FileRecord) -> set[str]:
     """Return the programs of the runtimes that we wrote to an engine's file."""
     tables = [get(written, path) for path in record.owned if path[-2:-1] == ("runtimes",)]
     paths = (text for table in tables for text in _texts(table) if text.startswith("/"))
@@ -91,7 +91,7 @@ def _check_containers(program: str) -> None:
         )
 
 
-def _commands(found: Iterable[Needing]) -> list[str]:
+def _commands(found: Iterable[DependentContainer]) -> list[str]:
     """Return the fewest commands that remove the containers."""
     words: dict[tuple[str, ...], list[str]] = {}
     for each in found:
@@ -100,7 +100,7 @@ def _commands(found: Iterable[Needing]) -> list[str]:
     return [shlex.join((*end, *names)) if end else drain for end, names in words.items()]
 
 
-def _of_shims(program: str) -> Iterator[Needing]:
+def _of_shims(program: str) -> Iterator[DependentContainer]:
     """Yield containers of containerd and Docker, from the working directories of their shims."""
     for process in host_processes.running("containerd-shim-runc-v2"):
         try:
@@ -111,15 +111,15 @@ def _of_shims(program: str) -> Iterator[Needing]:
         if not _leads_to(process, os.fsdecode(runtime), program):
             continue
         if namespace == "moby":
-            yield Needing(name[:_SHORT], ("docker", "stop"), "docker")
+            yield DependentContainer(name[:_SHORT], ("docker", "stop"), "docker")
         elif namespace == "k8s.io":
-            yield Needing(name[:_SHORT], (), "containerd")
+            yield DependentContainer(name[:_SHORT], (), "containerd")
         else:
             end = ("ctr", "-n", namespace, "tasks", "delete", "--force")
-            yield Needing(name, end, "containerd")
+            yield DependentContainer(name, end, "containerd")
 
 
-def _of_conmons(program: str) -> Iterator[Needing]:
+def _of_conmons(program: str) -> Iterator[DependentContainer]:
     """Yield containers of podman and CRI-O."""
     for process in host_processes.running("conmon"):
         if _leads_to(process, of_conmon(process, "-r", "--runtime"), program):
@@ -127,7 +127,7 @@ def _of_conmons(program: str) -> Iterator[Needing]:
             is_podman = ends_with.startswith("podman")
             name = of_conmon(process, "-n", "--name")
             end, engine = (("podman", "stop"), "podman") if is_podman else ((), "crio")
-            yield Needing(name, end, engine)
+            yield DependentContainer(name, end, engine)
 
 
 def of_conmon(process: Process, *names: str) -> str:
@@ -166,7 +166,7 @@ def _check_dockers(program: str, configs: list[str]) -> None:
             )
 
 
-def _check_daemon(written: Document, record: Record) -> None:
+def _check_daemon(written: Document, record: FileRecord) -> None:
     """Refuse while a daemon has our default runtime, which it drops only at a restart."""
     if record.engine not in _READ_AT_START:
         return
@@ -184,7 +184,7 @@ def _check_daemon(written: Document, record: Record) -> None:
             )
 
 
-def _restart(record: Record) -> str:
+def _restart(record: FileRecord) -> str:
     owner = containerd_files.distribution(record.config) if record.engine == "containerd" else None
     return owner.restart if owner is not None else f"systemctl restart {record.engine}"
 

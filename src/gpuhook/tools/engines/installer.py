@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpuhook.tools.engines.files import Change
-from gpuhook.tools.engines.store import Record, Store, Target
+from gpuhook.tools.engines.store import FileRecord, Store, TargetFile
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,12 @@ class Outcome:
     change: Change
 
 
-def preview(store: Store, targets: list[Target]) -> list[Outcome]:
+def preview(store: Store, targets: list[TargetFile]) -> list[Outcome]:
     """Return the changes that ``install`` would make."""
     return [Outcome(target.engine, store.plan(target)) for target in targets]
 
 
-def install(store: Store, targets: list[Target]) -> list[Outcome]:
+def install(store: Store, targets: list[TargetFile]) -> list[Outcome]:
     """Write all files; if one can't be written, roll back the changes of this call."""
     before = {record.path for record in store.records()}
     try:
@@ -31,12 +31,12 @@ def install(store: Store, targets: list[Target]) -> list[Outcome]:
         raise
 
 
-def preview_removal(store: Store, records: list[Record]) -> list[Outcome]:
+def preview_removal(store: Store, records: list[FileRecord]) -> list[Outcome]:
     """Return the changes that ``uninstall`` would make."""
     return [Outcome(record.engine, store.plan_removal(record)) for record in records]
 
 
-def uninstall(store: Store, records: list[Record]) -> list[Outcome]:
+def uninstall(store: Store, records: list[FileRecord]) -> list[Outcome]:
     """Remove all changes in the records.
 
     Every file is checked before the first one is changed, so a file that no longer parses stops

@@ -1,7 +1,7 @@
 """Registry of the supported container engines."""
 
 from gpuhook.tools import extensions
-from gpuhook.tools.engines.ask import Answer, Ask, Engine
+from gpuhook.tools.engines.ask import Engine, EngineChanges, EngineRequest
 from gpuhook.tools.engines.charliecloud import Charliecloud
 from gpuhook.tools.engines.containerd import Containerd
 from gpuhook.tools.engines.crio import Crio
@@ -12,7 +12,7 @@ from gpuhook.tools.engines.podman import Podman
 _OTHERS = ("nspawn", "lxc")  # those of other packages
 
 
-class _Missing(Engine):
+class _MissingEngine(Engine):
     """An engine of a system package that isn't installed."""
 
     has_runtimes = False
@@ -20,17 +20,17 @@ class _Missing(Engine):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Raise MissingPackageError."""
         engine: Engine = extensions.needed(f"engine-{self.name}", f"Support for {self.name}").ENGINE
         return engine.install(ask)
 
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return nothing: only the package knows."""
         del names, ask
         return []
 
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Return False."""
         del ask
         return False
@@ -39,7 +39,7 @@ class _Missing(Engine):
 def _other(name: str) -> Engine:
     """Return the engine of another package."""
     module = extensions.module(f"engine-{name}")
-    engine: Engine = module.ENGINE if module else _Missing(name)
+    engine: Engine = module.ENGINE if module else _MissingEngine(name)
     return engine
 
 

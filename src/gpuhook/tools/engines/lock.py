@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from gpuhook.base.errors import GpuhookError
 from gpuhook.base.host import files as host_files
-from gpuhook.base.state_directory import Lock as HeldLock
 from gpuhook.base.state_directory import StateDirectory
+from gpuhook.base.state_directory import StateLock as HeldLock
 from gpuhook.tools.engines.files import make_folders, remove_folders
 
 NAME = "lock"  # the file in the folder
@@ -21,7 +21,7 @@ _ATTEMPTS = 100
 _ID_DIGITS = 20
 
 
-class Lock:
+class FolderLock:
     """A lock in a folder, which is created for it and removed with it if empty.
 
     ``doing`` describes the holder's action for messages, ``patience`` is the timeout of other

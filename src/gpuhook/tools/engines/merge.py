@@ -14,7 +14,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class EditStep:
     """One edit: set ``path`` to ``value``, or remove it if ``remove`` is true."""
 
     path: Path
@@ -22,17 +22,17 @@ class Step:
     remove: bool = False
 
 
-def steps(current: Document, wanted: Document, prefix: Path = ()) -> Iterator[Step]:
+def steps(current: Document, wanted: Document, prefix: Path = ()) -> Iterator[EditStep]:
     """Yield the fewest edits that turn ``current`` into ``wanted``."""
     for key in current:
         if key not in wanted:
-            yield Step((*prefix, key), remove=True)
+            yield EditStep((*prefix, key), remove=True)
     for key, value in wanted.items():
         old = current.get(key)
         if key in current and isinstance(old, dict) and isinstance(value, dict):
             yield from steps(old, value, (*prefix, key))
         elif key not in current or not _same(old, value):
-            yield Step((*prefix, key), value)
+            yield EditStep((*prefix, key), value)
 
 
 def _same(one: object, other: object) -> bool:

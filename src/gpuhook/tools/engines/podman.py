@@ -17,11 +17,11 @@ from gpuhook.base.config.loader import load
 from gpuhook.base.errors import GpuhookError
 from gpuhook.runtime_shim import find_runtime
 from gpuhook.tools.engines import installed, json_text, marks, placeholders, toml_text
-from gpuhook.tools.engines.ask import HOOK, Answer, Ask, Engine
+from gpuhook.tools.engines.ask import HOOK, Engine, EngineChanges, EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER, read, read_json, read_text
 from gpuhook.tools.engines.merge import Document, get
 from gpuhook.tools.engines.prefix import checked
-from gpuhook.tools.engines.store import Target
+from gpuhook.tools.engines.store import TargetFile
 
 _DROP_IN = "containers/containers.conf.d/99-gpuhook.conf"
 # Hook files by stage. Builds (podman's and buildah's) also read the usual folder, and fail at a
@@ -61,7 +61,7 @@ class Podman(Engine):
 
     name = "podman"
 
-    def install(self, ask: Ask) -> Answer:
+    def install(self, ask: EngineRequest) -> EngineChanges:
         """Register the runtimes, and if requested the hook for all containers.
 
         The runtimes, the default and the hook of earlier installations are kept.
@@ -89,21 +89,21 @@ class Podman(Engine):
         text = toml_text.render({"engine": engine}, DROP_IN_HEADER)
         owned = tuple(("engine", "runtimes", name) for name in ask.names)
         usual = _configured(_DROP_IN, ask)
-        drop_in = Target(self.name, path, "toml", text, path, owned, ours=True, usual=usual)
+        drop_in = TargetFile(self.name, path, "toml", text, path, owned, ours=True, usual=usual)
         later = {
             each: engine.get("runtime")
             for each, engine in sources.items()
             if each > path and os.path.dirname(each) == os.path.dirname(path)
         }
         warnings = (*ask.unheeded(later), *other_runtime(own, ask))
-        return Answer((drop_in, *hooks), warnings=warnings)
+        return EngineChanges((drop_in, *hooks), warnings=warnings)
 
     def reload(self, config: str) -> list[int]:
         """Do nothing: podman has no daemon."""
         del config
         return []
 
-    def bound(self, names: tuple[str, ...], ask: Ask) -> list[str]:
+    def bound(self, names: tuple[str, ...], ask: EngineRequest) -> list[str]:
         """Return the containers created for one of the runtimes."""
         podman = shutil.which("podman")
         if podman is None or ask.prefix:
@@ -113,12 +113,12 @@ class Podman(Engine):
         details = _podman_json(podman, "container", "inspect", *ids) if ids else []
         return [item["Name"] for item in details if item.get("OCIRuntime") in names]
 
-    def is_present(self, ask: Ask) -> bool:
+    def is_present(self, ask: EngineRequest) -> bool:
         """Tell whether podman is installed."""
         del ask
         return bool(shutil.which("podman"))
 
-    def is_users(self, ask: Ask) -> bool:
+    def is_users(self, ask: EngineRequest) -> bool:
         """Return True: every user can run podman."""
         del ask
         return True
@@ -133,12 +133,12 @@ def _podman_json(podman: str, *words: str) -> list[Any]:
     return answer if isinstance(answer, list) else []
 
 
-def _configured(path: str, ask: Ask) -> str:
+def _configured(path: str, ask: EngineRequest) -> str:
     """Return a path below the system's or the user's configuration folder."""
     return ask.user(path) if ask.rootless else ask.system(f"/etc/{path}")
 
 
-def _drop_in(ask: Ask) -> str:
+def _drop_in(ask: EngineRequest) -> str:
     return ask.config or ask.drop_in or _configured(_DROP_IN, ask)
 
 
@@ -156,7 +156,7 @@ def _registered(drop_in: str) -> tuple[dict[str, str], str | None]:
     return programs, default if isinstance(default, str) else None
 
 
-def _hook_targets(ask: Ask, config: str, moved: Mapping[str, str]) -> list[Target]:
+def _hook_targets(ask: EngineRequest, config: str, moved: Mapping[str, str]) -> list[TargetFile]:
     """Return the requested hook file, or that of an earlier installation, if there is any.
 
     Our hook file of another stage is removed. ``moved`` maps old to new paths of our programs:
@@ -175,7 +175,7 @@ def _hook_targets(ask: Ask, config: str, moved: Mapping[str, str]) -> list[Targe
     text = hook_document(program, stage, ask.gpuhook_config or configuration)
     wanted = "" if HOOK in ask.without else places[stage]
     return [
-        Target("podman", path, "json", text, config, HOOK_KEYS, ours=True, gone=path != wanted)
+        TargetFile("podman", path, "json", text, config, HOOK_KEYS, ours=True, gone=path != wanted)
         for path in dict.fromkeys((places[stage], *there))
     ]
 
@@ -195,7 +195,7 @@ def _read_hook(path: str) -> tuple[str, str, str | None]:
     return str(program), options[-1], options[at] if 0 < at < len(options) else None
 
 
-def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
+def _sources(drop_in: str, ask: EngineRequest) -> dict[str, Document]:
     """Return the engine settings of the other files, in podman's order."""
     folders = [ask.system("/etc/containers/containers.conf.d")]
     if ask.rootless:
@@ -217,7 +217,7 @@ def _sources(drop_in: str, ask: Ask) -> dict[str, Document]:
     }
 
 
-def own_runtime(sources: Iterable[Document], ask: Ask) -> str:
+def own_runtime(sources: Iterable[Document], ask: EngineRequest) -> str:
     """Return the path of the low-level runtime that podman calls by itself; "" if gpu-py can't.
 
     ``sources`` are the engine settings of the files, in podman's order. gpu-py can't call itself,
@@ -249,7 +249,7 @@ def _is_program(path: str, prefix: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
-def other_runtime(own: str, ask: Ask) -> Iterator[str]:
+def other_runtime(own: str, ask: EngineRequest) -> Iterator[str]:
     """Yield a warning if config.toml names another low-level runtime than podman's ``own``."""
     if ask.prefix or ask.default or not own:
         return

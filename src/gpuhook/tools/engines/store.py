@@ -46,7 +46,7 @@ from gpuhook.tools.engines.files import (
     read,
     remove_folders,
 )  # fmt: skip
-from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.engines.lock import FolderLock
 from gpuhook.tools.engines.made import MadeFolders
 from gpuhook.tools.engines.merge import Document, Path, beside, restored, without_ours
 
@@ -79,7 +79,7 @@ _SYNTAXES: dict[str, Syntax] = {
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetFile:
     """The wanted state of an engine's file.
 
     ``syntax`` is json, toml, lxc, unit for systemd, whole for a script. ``owned`` are the paths
@@ -108,7 +108,7 @@ class Target:
 
 
 @dataclass
-class Record:
+class FileRecord:
     """The record of a changed file; earlier versions stored the ``folders`` created for it."""
 
     engine: str
@@ -135,7 +135,7 @@ class Store:
         """
         state = os.path.dirname(self.folder)
         above = missing_folders(os.path.dirname(state))
-        with Lock(self.folder, "changing the engines' files", _PATIENCE, EngineError).held():
+        with FolderLock(self.folder, "changing the engines' files", _PATIENCE, EngineError).held():
             above += [path for path in self.made.paths() if state.startswith(f"{path}/")]
             self._clean()
             try:
@@ -157,7 +157,7 @@ class Store:
                 for file in os.listdir(place):
                     os.chmod(f"{place}/{file}", _MODE)
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[FileRecord]:
         """Return all records, sorted by path."""
         try:
             names = sorted(os.listdir(self.folder))
@@ -172,10 +172,10 @@ class Store:
         places = [os.path.join(self.folder, name) for name in names if name != lock.NAME]
         return [self._load(place) for place in places if _is_whole(place)]
 
-    def _load(self, folder: str) -> Record:
+    def _load(self, folder: str) -> FileRecord:
         path = os.path.join(folder, _RECORD)
         try:
-            record = Record(**json.loads(host_files.read(path)))
+            record = FileRecord(**json.loads(host_files.read(path)))
             _check_types(record)
         except (OSError, RecursionError, ValueError, TypeError) as error:
             raise EngineError(
@@ -190,7 +190,7 @@ class Store:
     def _place(self, path: str) -> str:
         return os.path.join(self.folder, urllib.parse.quote(path, safe=""))
 
-    def plan(self, target: Target) -> Change:
+    def plan(self, target: TargetFile) -> Change:
         """Return the change of ``apply``; EngineError if it would replace a foreign file."""
         prefix.check_kept(self._prefix, self.folder, target.path)
         host_files.check_way(target.path)
@@ -210,7 +210,7 @@ class Store:
             managed.check_writable(target.path)
         return Change(target.path, old, new, mode, self._aside(target, old, new))
 
-    def _wanted(self, target: Target, current: bytes | None) -> bytes | None:
+    def _wanted(self, target: TargetFile, current: bytes | None) -> bytes | None:
         """Return a file's wanted content, None to remove it."""
         is_known = _is_whole(self._place(target.path))
         if not (target.ours or (is_known and (target.gone or target.released))):
@@ -226,7 +226,7 @@ class Store:
         like = current if before is not None else None
         return marks.encoded(syntax.edited(text, wanted, path), like)
 
-    def _others(self, target: Target, current: bytes | None) -> bytes | None:
+    def _others(self, target: TargetFile, current: bytes | None) -> bytes | None:
         """Return a file without our content, None if nothing else is in it.
 
         A file of ours without a record may also have content of others.
@@ -237,16 +237,18 @@ class Store:
             return None if target.syntax == _WHOLE and has_header(current) else current
         if target.syntax == "json":  # a hook file, which is useless in part
             return None
-        record = Record(target.engine, target.path, target.syntax, target.config, [*target.owned])
+        record = FileRecord(
+            target.engine, target.path, target.syntax, target.config, [*target.owned]
+        )
         return _separate(record, current, None, target.text.encode("utf-8"))
 
-    def _record_of(self, target: Target) -> Record:
+    def _record_of(self, target: TargetFile) -> FileRecord:
         """Return the record of a target's file, without paths that belong to others now."""
         record = self._load(self._place(target.path))
         record.owned = [path for path in record.owned if path not in target.foreign]
         return record
 
-    def apply(self, target: Target) -> Change:
+    def apply(self, target: TargetFile) -> Change:
         """Bring a file into the wanted state and record its original."""
         change = self.plan(target)
         place = self._place(target.path)
@@ -259,7 +261,7 @@ class Store:
         if known:
             record = self._record_of(target)
         else:
-            record = Record(target.engine, target.path, target.syntax, target.config)
+            record = FileRecord(target.engine, target.path, target.syntax, target.config)
         record.owned = list(dict.fromkeys([*record.owned, *target.owned]))
         try:
             # The edited copy is not ours, also after a crash before this step.
@@ -284,7 +286,9 @@ class Store:
         original, replaced, written = (read(f"{place}/{name}") for name in _TEXTS)
         return original, replaced, written
 
-    def _aside(self, what: Target | Record, current: bytes | None, new: bytes | None) -> str:
+    def _aside(
+        self, what: TargetFile | FileRecord, current: bytes | None, new: bytes | None
+    ) -> str:
         """Return the path for a copy of a file of ours that others have edited, "" if unneeded."""
         if what.syntax != _WHOLE or current is None or current == new:
             return ""
@@ -294,7 +298,7 @@ class Store:
             return ""
         return aside(what.path, current)
 
-    def _rebased(self, record: Record, current: bytes | None) -> bytes | None:
+    def _rebased(self, record: FileRecord, current: bytes | None) -> bytes | None:
         """Return the file's original updated with others' changes, without ours."""
         original, replaced, written = self._texts(record.path)
         if current is None or current in (original, replaced, written):
@@ -308,7 +312,7 @@ class Store:
     def _save(
         self,
         place: str,
-        record: Record,
+        record: FileRecord,
         original: bytes | None,
         new: bytes | None,
         replaced: bytes | None = None,
@@ -332,14 +336,14 @@ class Store:
                 ),
             ) from None
 
-    def plan_removal(self, record: Record) -> Change:
+    def plan_removal(self, record: FileRecord) -> Change:
         """Return the change of ``take_back``."""
         host_files.check_way(record.path)
         current = read(record.path)
         new = self._rebased(record, current)
         return Change(record.path, current, new, aside=self._aside(record, current, new))
 
-    def written(self, record: Record) -> Document:
+    def written(self, record: FileRecord) -> Document:
         """Return the document that we last wrote to a file."""
         data = read(f"{self._place(record.path)}/written")
         return _SYNTAXES[record.syntax].parse(decode(data or b"", record.path), record.path)
@@ -351,7 +355,7 @@ class Store:
             change.commit()
         return change
 
-    def take_back(self, record: Record) -> Change:
+    def take_back(self, record: FileRecord) -> Change:
         """Remove all our changes to a file, and its record."""
         change = self.plan_removal(record)
         if change:
@@ -364,7 +368,7 @@ class Store:
         return change
 
 
-def _check_types(record: Record) -> None:
+def _check_types(record: FileRecord) -> None:
     """Raise TypeError for a record with a value of a wrong type."""
     texts: list[object] = [record.engine, record.path, record.syntax, record.config]
     if not isinstance(record.owned, list) or not isinstance(record.folders, list):
@@ -382,7 +386,7 @@ def _is_whole(place: str) -> bool:
     return os.path.lexists(f"{place}/{_RECORD}")
 
 
-def _check_ours(target: Target, old: bytes) -> None:
+def _check_ours(target: TargetFile, old: bytes) -> None:
     """Refuse to change a file that has no record and doesn't look like ours."""
     if old == target.text.encode("utf-8") or has_header(old):
         return
@@ -412,7 +416,7 @@ def _is_our_hook(data: bytes) -> bool:
 
 
 def _separate(
-    record: Record, current: bytes | None, original: bytes | None, written: bytes | None
+    record: FileRecord, current: bytes | None, original: bytes | None, written: bytes | None
 ) -> bytes | None:
     """Remove only our keys from a file that others have changed, too."""
     if current is None:

@@ -14,7 +14,7 @@ _SHORTEST = 4  # length of the prefix that all names may share: GPU-
 
 
 @dataclass(frozen=True)
-class Resource:
+class SwarmResource:
     """A device that a node offers: its vendor's name in gpuhook, and KIND=NAME."""
 
     vendor: str
@@ -22,10 +22,10 @@ class Resource:
     name: str
 
 
-class Node:
+class SwarmNode:
     """Comparison of a node's entries in daemon.json with its devices."""
 
-    def __init__(self, entries: Iterable[str], devices: Iterable[Resource]) -> None:
+    def __init__(self, entries: Iterable[str], devices: Iterable[SwarmResource]) -> None:
         self.entries = list(dict.fromkeys(entries))
         self.devices = list(dict.fromkeys(devices))
         self._of = {entry: self._device(entry.partition("=")[2].strip()) for entry in self.entries}
@@ -56,7 +56,7 @@ class Node:
                 vendors += [device.vendor] if device.vendor not in vendors else []
         return found
 
-    def _device(self, name: str) -> Resource | None:
+    def _device(self, name: str) -> SwarmResource | None:
         """Return the device with a name or a unique prefix."""
         begins = [each for each in self.devices if each.name.lower().startswith(name.lower())]
         exact = [each for each in begins if each.name == name]
@@ -64,7 +64,7 @@ class Node:
             (exact or begins)[0] if len(name) > _SHORTEST and (exact or len(begins) == 1) else None
         )
 
-    def _kind(self, device: Resource) -> str:
+    def _kind(self, device: SwarmResource) -> str:
         """Return the kind for a device without an entry: that of similar devices, else ours."""
         for entry, other in self._of.items():
             if other and (other.vendor, other.kind) == (device.vendor, device.kind):

@@ -50,7 +50,7 @@ def check(resolved: Allocation, config: Config, spec: Spec) -> None:
         )
 
 
-class Starters(PlanWriter):
+class StarterWriter(PlanWriter):
     """The operations for the program that starts in the folder: its cgroup and groups."""
 
     def __init__(self) -> None:
@@ -68,4 +68,4 @@ class Starters(PlanWriter):
 
 def undone(plan: Plan) -> list[Operation]:
     """Return the operations left to the program that starts in the folder."""
-    return Starters().write(plan.operations).steps
+    return StarterWriter().write(plan.operations).steps

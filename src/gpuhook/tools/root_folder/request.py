@@ -22,7 +22,7 @@ Known = Mapping[str, ModuleType]
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallerRequest:
     """The caller's request: variables (None: not set), CDI names, and their precedence.
 
     ``environ`` is a file with the folder's own environment, KEY=VALUE lines, "" for none; the last

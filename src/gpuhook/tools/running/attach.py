@@ -14,16 +14,18 @@ from gpuhook.core.request.reader import Request
 from gpuhook.core.resolve import resolve
 from gpuhook.monitor.containers import attach as changes
 from gpuhook.monitor.containers import attached, live
-from gpuhook.monitor.containers.target import Target
-from gpuhook.tools.root_folder.request import Asked
+from gpuhook.monitor.containers.target import AttachTarget
+from gpuhook.tools.root_folder.request import CallerRequest
 from gpuhook.tools.running import bundles
-from gpuhook.tools.running.find import Found
+from gpuhook.tools.running.find import ContainerMatch
 from gpuhook.vendors import registry
 
 _PODS = {"kubernetes", "cri-o"}
 
 
-def target(found: Found, inventories: Collection[Inventory], config: Config) -> Target:
+def target(
+    found: ContainerMatch, inventories: Collection[Inventory], config: Config
+) -> AttachTarget:
     """Return a container whose devices can be changed; ContainerError, RequestError if it can't."""
     if os.geteuid():
         raise ContainerError("Only root can attach and detach devices", "Run this as root")
@@ -43,10 +45,12 @@ def target(found: Found, inventories: Collection[Inventory], config: Config) -> 
         )
     pair = (record["pid"], record["started"]) if record else None
     first = pair or bundles.first_process(found.id, found.bundle)
-    return Target(found.id, live.Process(*first), spec, inventories, config)
+    return AttachTarget(found.id, live.FirstProcess(*first), spec, inventories, config)
 
 
-def wanted(container: Target, words: Sequence[str], config: Config) -> tuple[list[Grant], Spec]:
+def wanted(
+    container: AttachTarget, words: Sequence[str], config: Config
+) -> tuple[list[Grant], Spec]:
     """Return the grants of new devices, and the request with their other options.
 
     Options are those of the container's environment, under the policy for a start.
@@ -61,7 +65,7 @@ def wanted(container: Target, words: Sequence[str], config: Config) -> tuple[lis
     if not config.accept_envvar_unprivileged:
         heard = ()
     driver = tuple(f"{names.KIND}=none" for names, _, _ in named)
-    request = Asked(heard, driver).spec(config, known)
+    request = CallerRequest(heard, driver).spec(config, known)
     allocation = resolve(request.data, config, known, inventories=container.inventories)
     granted = {each.vendor.names.NAME: each for each in allocation.grants} if allocation else {}
     record = container.record()

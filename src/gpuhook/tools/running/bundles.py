@@ -109,7 +109,7 @@ def first_process(container: str, bundle: str) -> tuple[int, int]:
         with contextlib.suppress(OSError, ValueError):
             pid = int(host_files.read(path, _NAME))
             started = start_time(pid)
-            made = groups.Made().of(groups.groups_of(pid))
+            made = groups.RootCgroups().of(groups.groups_of(pid))
             identity = groups.identify(made, groups.groups_of("self"))
             if started is not None and identity.name == container:  # protects: attach-noted
                 return pid, started

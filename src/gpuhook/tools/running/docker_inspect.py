@@ -19,7 +19,7 @@ from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.resolve import resolve
-from gpuhook.monitor.containers.device_users import MAX_CONTAINERS, Container, command_of
+from gpuhook.monitor.containers.device_users import MAX_CONTAINERS, RunningContainer, command_of
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.tools.engines import docker_api, docker_gpus
 from gpuhook.tools.running.names import docker_sockets
@@ -30,8 +30,8 @@ _ADMINISTRATOR = {"ALL", "SYS_ADMIN", "CAP_SYS_ADMIN"}
 
 
 def asked(
-    config: Config, inventories: Collection[Inventory], but: Collection[Container] = ()
-) -> list[Container]:
+    config: Config, inventories: Collection[Inventory], but: Collection[RunningContainer] = ()
+) -> list[RunningContainer]:
     """Return Docker's running containers that have devices, except those in ``but``.
 
     Empty for root, because other sources show root more. A Docker that doesn't respond in time
@@ -41,7 +41,7 @@ def asked(
         return []
     end = time.monotonic() + _PATIENCE
     known = {each.name for each in but}
-    found: list[Container] = []
+    found: list[RunningContainer] = []
     for path in docker_sockets():
         docker = _Docker(path, end)
         try:
@@ -88,7 +88,7 @@ class _Docker:
 
 def _container(
     docker: _Docker, entry: dict[str, Any], config: Config, inventories: Collection[Inventory]
-) -> Container | None:
+) -> RunningContainer | None:
     """Return a container with the devices from its start, None if it has none."""
     settings = _table(entry, "HostConfig")
     pid = _table(entry, "State").get("Pid")
@@ -105,7 +105,7 @@ def _container(
     if not nodes or not isinstance(pid, int):
         return None
     name = str(entry.get("Id"))
-    return Container(name, "docker", pid, command_of(pid), nodes, is_asked=True)
+    return RunningContainer(name, "docker", pid, command_of(pid), nodes, is_asked=True)
 
 
 def _spec(entry: dict[str, Any], gpus: list[str]) -> dict[str, Any]:

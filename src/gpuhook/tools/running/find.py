@@ -7,7 +7,7 @@ from gpuhook.base.errors import ContainerError, shown
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
 from gpuhook.monitor.containers import device_users
-from gpuhook.monitor.containers.device_users import Container
+from gpuhook.monitor.containers.device_users import RunningContainer
 from gpuhook.monitor.host import processes
 from gpuhook.tools.engines import docker_api
 from gpuhook.tools.running import bundles, names
@@ -15,7 +15,7 @@ from gpuhook.tools.running import bundles, names
 _PATIENCE = 5.0  # seconds for Docker's answer
 
 
-class Found(NamedTuple):
+class ContainerMatch(NamedTuple):
     """A running container; ``holder`` is None if it has no device.
 
     ``name`` is its name in the engine, ``bundle`` the folder with its config.json, and ``runtime``
@@ -27,10 +27,10 @@ class Found(NamedTuple):
     name: str
     bundle: str
     runtime: str
-    holder: Container | None
+    holder: RunningContainer | None
 
 
-def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
+def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> ContainerMatch:
     """Return the container for an id, the start of an id, or an engine's name.
 
     Raises ContainerError if no container or several containers match.
@@ -61,4 +61,4 @@ def find(word: str, inventories: Iterable[Inventory], state_dir: str) -> Found:
     engine = holder.engine if holder is not None else engines.get(container, "")
     engine = engine or records.engine_of(bundle, {})
     runtime = bundles.runtime(container, bundle)
-    return Found(container, engine, called[container], bundle, runtime, holder)
+    return ContainerMatch(container, engine, called[container], bundle, runtime, holder)

@@ -7,7 +7,7 @@ from gpuhook.base.errors import GpuhookError, MpsError
 from gpuhook.base.host import proc
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.records import records
-from gpuhook.monitor.mps.keep import Keeper
+from gpuhook.monitor.mps.keep import MpsController
 from gpuhook.tools.running.names import Names
 from gpuhook.vendors.nvidia import mps, mps_mounts
 
@@ -22,7 +22,7 @@ def status(config: Config) -> dict[str, Any] | None:
     if state is None:
         return None
     problem, clients = "", list[int]()
-    keeper = Keeper(config, lambda _: None)
+    keeper = MpsController(config, lambda _: None)
     try:
         keeper.check(state)
         clients = keeper.control(state).clients()
@@ -50,7 +50,7 @@ def check(config: Config) -> None:
     state = mps.read(config.state_dir)
     if state is None:
         raise MpsError("MPS' control daemon isn't running", mps.START)
-    Keeper(config, lambda _: None).check(state)
+    MpsController(config, lambda _: None).check(state)
 
 
 def _containers(config: Config) -> list[dict[str, Any]]:

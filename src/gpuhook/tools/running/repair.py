@@ -18,11 +18,11 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError
 from gpuhook.base.host import proc
 from gpuhook.core import dev_char
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.core.memory_limits import recorded
 from gpuhook.core.records import records
 from gpuhook.monitor.containers import attached, cgroup_check
-from gpuhook.monitor.containers.device_users import Container, believed
+from gpuhook.monitor.containers.device_users import RunningContainer, believed
 from gpuhook.monitor.containers.groups import group_of
 from gpuhook.monitor.containers.nodes import Numbers
 from gpuhook.tools.running import bundles
@@ -32,7 +32,7 @@ from gpuhook.vendors import registry
 _SCOPE = ".scope"  # suffix of systemd's cgroups for processes that others started
 
 
-class Repaired(NamedTuple):
+class RepairResult(NamedTuple):
     """The restored access of a container.
 
     ``how`` is the result of ``access.allow``. ``nodes`` are those that its cgroup didn't allow,
@@ -42,15 +42,15 @@ class Repaired(NamedTuple):
     """
 
     how: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[DeviceNode, ...]
     links: tuple[str, ...]
     lasts: bool
     memory_limits: tuple[str, ...] = ()
 
 
 def repair(
-    container: Container, inventories: Collection[Inventory], config: Config | None = None
-) -> Repaired:
+    container: RunningContainer, inventories: Collection[Inventory], config: Config | None = None
+) -> RepairResult:
     """Restore a container's access to its devices; return what was missing.
 
     With ``config``, its memory limits are set again as well. Raises CgroupError, MemoryLimitError,
@@ -75,11 +75,11 @@ def repair(
         for inventory in (inventories if of_systemd and lasts else ())
         for link in dev_char.make_links(_nodes(given, [inventory]), inventory.root)
     ]
-    return Repaired(how, missing, tuple(links), lasts, limited)
+    return RepairResult(how, missing, tuple(links), lasts, limited)
 
 
 def _restore_memory_limits(
-    container: Container, process: int, inventories: Iterable[Inventory], config: Config
+    container: RunningContainer, process: int, inventories: Iterable[Inventory], config: Config
 ) -> tuple[str, ...]:
     """Set a container's recorded limits that aren't in effect; return the devices."""
     entries = (container.record or {}).get("limits", ())
@@ -103,7 +103,7 @@ def _holds(entry: dict[str, Any], now: Mapping[str, tuple[int, int | None]]) -> 
     return limit is not None and limit <= entry["bytes"]
 
 
-def _is_in_spec(container: Container, process: int, given: list[Numbers]) -> bool:
+def _is_in_spec(container: RunningContainer, process: int, given: list[Numbers]) -> bool:
     """Tell whether the container's config.json allows its devices, or can't be found."""
     try:
         started = records.started(process)
@@ -113,7 +113,9 @@ def _is_in_spec(container: Container, process: int, given: list[Numbers]) -> boo
     return allowed is None or {*given} <= {*allowed}
 
 
-def missing(container: Container, inventories: Collection[Inventory]) -> tuple[Node, ...]:
+def missing(
+    container: RunningContainer, inventories: Collection[Inventory]
+) -> tuple[DeviceNode, ...]:
     """Return the nodes that ``repair`` would restore; raises the same errors."""
     with _first_process(container) as process:
         given = given_devices(container, process, inventories)
@@ -121,7 +123,7 @@ def missing(container: Container, inventories: Collection[Inventory]) -> tuple[N
         return _nodes(cgroup_check.missing(process, given, written=written), inventories)
 
 
-def _written(container: Container, process: int) -> dict[int, str]:
+def _written(container: RunningContainer, process: int) -> dict[int, str]:
     """Return a container's recorded cgroups by version; empty means its current cgroup.
 
     A container can move its processes to cgroups that it can write to, with any name. If the
@@ -147,7 +149,7 @@ def _written(container: Container, process: int) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def _first_process(container: Container) -> Iterator[int]:
+def _first_process(container: RunningContainer) -> Iterator[int]:
     """Hold a descriptor of /proc/PID of a container's first process."""
     try:
         process = os.open(f"/proc/{container.pid}", os.O_PATH | os.O_CLOEXEC)
@@ -160,7 +162,7 @@ def _first_process(container: Container) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _unchanged(container: Container, config: Config | None) -> Iterator[None]:
+def _unchanged(container: RunningContainer, config: Config | None) -> Iterator[None]:
     """Prevent that attached devices are detached meanwhile; ContainerError if they just were."""
     record = container.record or {}
     folder = None
@@ -183,14 +185,14 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return records.name_of(one) == records.name_of(other)
 
 
-def _nodes(wanted: Iterable[Numbers], inventories: Iterable[Inventory]) -> tuple[Node, ...]:
+def _nodes(wanted: Iterable[Numbers], inventories: Iterable[Inventory]) -> tuple[DeviceNode, ...]:
     numbers = {*wanted}
     every = {node.numbers: node for inventory in inventories for node in inventory.nodes}
     return tuple(node for pair, node in every.items() if pair in numbers)
 
 
 def given_devices(
-    container: Container, process: int, inventories: Collection[Inventory]
+    container: RunningContainer, process: int, inventories: Collection[Inventory]
 ) -> list[Numbers]:
     """Return a container's devices, limited to those that this host has now.
 
@@ -217,7 +219,7 @@ def given_devices(
     return sorted(container.nodes & present)  # protects: repair-record
 
 
-def _check_devices(container: Container, inventories: Iterable[Inventory]) -> None:
+def _check_devices(container: RunningContainer, inventories: Iterable[Inventory]) -> None:
     """Refuse if a device has other numbers than when the container got it."""
     found = moved(container, inventories)
     if found:
@@ -228,7 +230,7 @@ def _check_devices(container: Container, inventories: Iterable[Inventory]) -> No
         )
 
 
-def moved(container: Container, inventories: Iterable[Inventory]) -> list[str]:
+def moved(container: RunningContainer, inventories: Iterable[Inventory]) -> list[str]:
     """Return the devices in a container's record that have changed numbers, or are gone."""
     now: dict[tuple[str, str], list[list[int]]] = {}  # by vendor and id
     for inventory in inventories:
@@ -244,13 +246,15 @@ def moved(container: Container, inventories: Iterable[Inventory]) -> list[str]:
     ]
 
 
-def _ended(container: Container) -> ContainerError:
+def _ended(container: RunningContainer) -> ContainerError:
     return ContainerError(
         f"The first process of {container.name} has exited", "Start the container again"
     )
 
 
-def select(words: Iterable[str], running: Collection[Container], names: Names) -> list[Container]:
+def select(
+    words: Iterable[str], running: Collection[RunningContainer], names: Names
+) -> list[RunningContainer]:
     """Return the containers for words: ids, starts of ids, or engines' names.
 
     Raises ContainerError for a word that matches none of them, or several.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.vendor import CONTROL, GPUS, MODULE, NODES, PARTITION, PLATFORM, TOPOLOGY
@@ -25,7 +25,7 @@ _DIGITS = 20  # of a 64-bit number
 Properties = dict[str, int]
 
 
-class Found(NamedTuple):
+class RenderDevice(NamedTuple):
     """A device with a render node, as in sysfs and KFD.
 
     ``folder`` has its nodes' numbers, ``gpu`` is the PCI device's folder, "" if unknown; ``nodes``
@@ -128,7 +128,7 @@ def partition_type(root: Rootfs, gpu: str) -> str:
 
 def _drm_devices(
     root: Rootfs, parent: str, pattern: "re.Pattern[str]", known: dict[int, Properties]
-) -> list[Found]:
+) -> list[RenderDevice]:
     """Return the devices in a folder of sysfs whose render node is in KFD."""
     found = []
     for name in filter(pattern.fullmatch, root.list_folder(parent)):
@@ -139,7 +139,7 @@ def _drm_devices(
         if minors:
             gpu = folder if parent == GPUS else ""
             paths = tuple(path for _, _, path in nodes)
-            found.append(Found(folder, gpu, minors[0], paths, known[minors[0]]))
+            found.append(RenderDevice(folder, gpu, minors[0], paths, known[minors[0]]))
     return found
 
 
@@ -157,7 +157,7 @@ def _version(root: Rootfs) -> str:
 # Devices --------------------------------------------------------------------------------------
 
 
-def _ids(found: list[Found]) -> list[str]:
+def _ids(found: list[RenderDevice]) -> list[str]:
     """Return unique ids of the devices, or PCI addresses if they have none.
 
     If partitions share one, a number is appended.
@@ -174,13 +174,13 @@ def _ids(found: list[Found]) -> list[str]:
     ]
 
 
-def _unique_id(found: Found) -> str:
+def _unique_id(found: RenderDevice) -> str:
     number = found.properties.get("unique_id", 0)
     return f"0x{number:x}" if number else ""
 
 
 def _device(
-    root: Rootfs, label: str, identity: str, found: Found, nodes: dict[str, Node]
+    root: Rootfs, label: str, identity: str, found: RenderDevice, nodes: dict[str, DeviceNode]
 ) -> Device:
     unique = found.properties.get("unique_id", 0)
     # sysfs writes all 16 digits, KFD's users omit leading zeros.
@@ -196,7 +196,7 @@ def _device(
     return Device(identity, label, called, paths, *facts, state=state)
 
 
-def _model(root: Rootfs, found: Found) -> str:
+def _model(root: Rootfs, found: RenderDevice) -> str:
     """Return the product (only server GPUs have one) or the PCI id, and the partition type."""
     gpu = found.gpu
     product = sysfs_devices.text(root, f"{gpu}/product_name") if gpu else ""
@@ -205,7 +205,7 @@ def _model(root: Rootfs, found: Found) -> str:
     return " ".join(filter(None, (product, partition_type(root, gpu) if gpu else "")))
 
 
-def _wrong(root: Rootfs, found: Found, path: str, nodes: dict[str, Node]) -> str:
+def _wrong(root: Rootfs, found: RenderDevice, path: str, nodes: dict[str, DeviceNode]) -> str:
     """Return why a node isn't the device's, "" if it is: a hand-made node may be wrong."""
     numbers = sysfs_devices.text(root, f"{found.folder}/drm/{path.rpartition('/')[2]}/dev")
     node = nodes.get(path)

@@ -9,7 +9,7 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.core.inventory import fingerprint
-from gpuhook.core.inventory.model import Device, Node
+from gpuhook.core.inventory.model import Device, DeviceNode
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.ascend import lists, names
 from gpuhook.vendors.ascend.model import (
@@ -21,7 +21,7 @@ from gpuhook.vendors.ascend.model import (
     TABLE,
     UB_FOLDERS,
     VERSION,
-    Inventory,
+    AscendInventory,
 )
 from gpuhook.vendors.ascend.variables import EVERY_VNPU
 
@@ -58,12 +58,12 @@ class _Npu(Record):
     dev: str = ""
 
 
-def discover(path: str) -> Inventory:
+def discover(path: str) -> AscendInventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
     return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
-def _discover(root: Rootfs) -> Inventory:
+def _discover(root: Rootfs) -> AscendInventory:
     folders = sysfs_devices.devices(root, DRIVER_NAME)
     if not folders and not any(map(root.exists, (PCI_DRIVER, CLASS, MANAGER))):
         raise NoDriverError(
@@ -77,11 +77,11 @@ def _discover(root: Rootfs) -> Inventory:
     devices += [_vnpu(root, vnpus[number], npus) for number in sorted(vnpus)]
     control, optional = _control(root, folders)
     paths = (*control, *(path for device in devices for path in device.nodes))
-    found = [Node.of(path, root.stat(path), _inside(path)) for path in dict.fromkeys(paths)]
+    found = [DeviceNode.of(path, root.stat(path), _inside(path)) for path in dict.fromkeys(paths)]
     nodes = tuple(node for node in found if node is not None)
     listed = lists.find(root)
     absent = fingerprint.missing(root.path, [*optional, *listed.absent])
-    return Inventory(
+    return AscendInventory(
         names.NAME, root.path, _version(root), tuple(devices), nodes, control,
         listed.files, lists=listed.lists, absent=tuple(absent),
     )  # fmt: skip
@@ -143,7 +143,7 @@ def _with_its_major(root: Rootfs, beginning: str) -> list[_Npu]:
     found = []
     for number in sysfs_devices.numbered(root, "/dev", beginning):
         path = f"/dev/{beginning}{number}"
-        node = Node.of(path, root.stat(path))
+        node = DeviceNode.of(path, root.stat(path))
         if node is not None and str(node.major) in majors:
             found.append(_Npu(number))
     return found
@@ -161,7 +161,7 @@ def _npu(root: Rootfs, npu: _Npu, split: set[int]) -> Device:
     if npu.bus_id:
         called["bus_id"] = (npu.bus_id,)
     path = f"/dev/davinci{number}"
-    state = sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), npu.dev)
+    state = sysfs_devices.wrong_numbers(DeviceNode.of(path, root.stat(path)), npu.dev)
     state = state or ("it is split into vNPUs" if number in split else "")
     return Device(f"npu-{number}", str(number), called, (path,), npu.bus_id, npu.model, state=state)
 
@@ -173,7 +173,7 @@ def _vnpu(root: Rootfs, vnpu: _Npu, npus: dict[int, _Npu]) -> Device:
         called["index"] = (str(number),)
     whole = npus.get((number - _FIRST_VNPU) // _VNPUS) if number >= _FIRST_VNPU else None
     path = f"/dev/vdavinci{number}"
-    wrong = sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), vnpu.dev)
+    wrong = sysfs_devices.wrong_numbers(DeviceNode.of(path, root.stat(path)), vnpu.dev)
     return Device(
         f"vnpu-{number}", str(number), called, (path,),
         whole.bus_id if whole else "", f"{whole.model} vNPU" if whole else "Ascend vNPU",
@@ -204,7 +204,7 @@ def _control(root: Rootfs, folders: list[str]) -> tuple[tuple[str, ...], list[st
 
 
 def _is_node(root: Rootfs, path: str) -> bool:
-    return Node.of(path, root.stat(path)) is not None
+    return DeviceNode.of(path, root.stat(path)) is not None
 
 
 def _model(root: Rootfs, folder: str) -> str:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from gpuhook.core.inventory.model import DriverFile
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
-    from gpuhook.vendors.ascend.model import Inventory
+    from gpuhook.vendors.ascend.model import AscendInventory
 
 
 def edits(grant: "Grant", image: "Image") -> "list[Operation]":
     """Return the operations, in order; the loader's cache last."""
-    inventory: Inventory = grant.inventory
+    inventory: AscendInventory = grant.inventory
     lists = {each.name for each in inventory.asked_lists(grant.request.options)}
     files = [file for file in inventory.files if file.kind == FILE and file.capability in lists]
     binds = _outermost(files)

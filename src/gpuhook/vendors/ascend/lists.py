@@ -31,7 +31,7 @@ _MOST_LINES, _LONGEST_LINE = 128, 4096
 _MAX_BYTES = 1 << 20  # bytes
 
 
-class Found:
+class ListContent:
     """Lists, the files in them, and the paths in them that don't exist."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Found:
         self.absent: list[str] = []
 
 
-def find(root: Rootfs) -> Found:
+def find(root: Rootfs) -> ListContent:
     """Read every list below the driver root; a bad one is recorded and affects no other."""
-    found = Found()
+    found = ListContent()
     names = [name.removesuffix(_ENDING) for name in root.list_folder(LISTS) if _is_list(name)]
     for name in names:
         _add(root, found, name, *_read(root, f"{LISTS}/{name}{_ENDING}"))
@@ -81,7 +81,7 @@ def _read(root: Rootfs, path: str) -> tuple[list[str], str]:
     return lines, ""
 
 
-def _add(root: Rootfs, found: Found, name: str, lines: list[str], problem: str) -> None:
+def _add(root: Rootfs, found: ListContent, name: str, lines: list[str], problem: str) -> None:
     """Add a list with its files; the host's topology is added to each."""
     files, refused = [], []
     for line in dict.fromkeys((*lines, *(() if problem else TOPOLOGY))):
@@ -89,7 +89,7 @@ def _add(root: Rootfs, found: Found, name: str, lines: list[str], problem: str) 
             refused.append(_refusal(name, line, "which is not an absolute path"))
             continue
         path = path_policy.plain(line)
-        listed = path_policy.Listed(root, path)
+        listed = path_policy.ListedPath(root, path)
         if listed.refusal:
             refused.append(_refusal(name, path, listed.refusal))
         elif listed.real:

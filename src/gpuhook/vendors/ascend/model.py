@@ -33,7 +33,7 @@ class MountList(Record):
     refused: tuple[str, ...] = ()
 
 
-class Inventory(model.Inventory, lists=MountList):
+class AscendInventory(model.Inventory, lists=MountList):
     """NPUs with the lists; ``absent`` are paths of lists and optional nodes that don't exist.
 
     Files of the kind ``file`` are in a list (which is their capability). Those of the kind

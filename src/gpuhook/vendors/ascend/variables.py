@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpuhook.core.request.reader import Reading
+    from gpuhook.core.request.reader import RequestReader
 
 OPTIONS = "ASCEND_RUNTIME_OPTIONS"
 LISTS = "ASCEND_RUNTIME_MOUNTS"
@@ -46,7 +46,7 @@ class AscendOptions(Record):
         return [("Lists of files", "none" if self.nodes_only else ", ".join(self.lists))]
 
 
-def read(reading: "Reading", options: AscendOptions) -> None:
+def read(reading: "RequestReader", options: AscendOptions) -> None:
     """Read a container's options; RequestError if they are invalid."""
     if reading.devices is None:
         return

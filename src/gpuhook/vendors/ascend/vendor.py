@@ -1,7 +1,7 @@
 """The vendor Ascend: NPUs from the driver, files from the host's lists."""
 
 from gpuhook.base.errors import DriverError, RequestError
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.ascend import names, variables
@@ -14,7 +14,7 @@ from gpuhook.vendors.ascend.model import (
     PCI_DRIVER,
     UB_FOLDERS,
     VERSION,
-    Inventory,
+    AscendInventory,
 )
 
 TYPE_CHECKING = False
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Grant
-    from gpuhook.core.inventory.model import Node
+    from gpuhook.core.inventory.model import DeviceNode
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
-    from gpuhook.core.request.reader import Reading
+    from gpuhook.core.request.reader import RequestReader
 
 _NODES = ("davinci", "vdavinci")
 
@@ -36,7 +36,7 @@ class Ascend(Vendor):
     """Ascend NPUs and vNPUs, from the kernel's interfaces."""
 
     names = names
-    inventory = Inventory
+    inventory = AscendInventory
     hook_modules = ("gpuhook.vendors.ascend.edits",)
 
     def traces(self) -> "Sequence[str]":
@@ -64,7 +64,7 @@ class Ascend(Vendor):
     def options(self) -> variables.AscendOptions:
         return variables.AscendOptions()
 
-    def read(self, reading: "Reading", options: variables.AscendOptions) -> None:
+    def read(self, reading: "RequestReader", options: variables.AscendOptions) -> None:
         variables.read(reading, options)
 
     def check(self, grant: "Grant") -> None:
@@ -87,14 +87,16 @@ class Ascend(Vendor):
         asked = inventory.asked_lists(options)
         return unknown + [sentence for each in asked for sentence in each.refused]
 
-    def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
+    def nodes(self, grant: "Grant") -> "list[tuple[DeviceNode, str]]":
         found = super().nodes(grant)
         if not grant.request.options.no_ub:
             return found
         return [each for each in found if each[0].path.rpartition("/")[0] not in UB_FOLDERS]
 
-    def environment(self, grant: "Grant") -> list[Setting]:  # noqa: ARG002
-        return [Setting("ASCEND_DOCKER_RUNTIME", "True", "Ascend's programs look for it")]
+    def environment(self, grant: "Grant") -> list[EnvironmentSetting]:  # noqa: ARG002
+        return [
+            EnvironmentSetting("ASCEND_DOCKER_RUNTIME", "True", "Ascend's programs look for it")
+        ]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
         from gpuhook.vendors.ascend import edits  # noqa: PLC0415 - only for the hook
@@ -102,9 +104,9 @@ class Ascend(Vendor):
         return edits.edits(grant, image)
 
 
-def _check_places(nodes: "list[tuple[Node, str]]") -> None:
+def _check_places(nodes: "list[tuple[DeviceNode, str]]") -> None:
     """Refuse an NPU and a vNPU with one number: both would be the same node in a container."""
-    taken: dict[str, Node] = {}
+    taken: dict[str, DeviceNode] = {}
     for node, _ in nodes:
         place = node.inside or node.path
         before = taken.setdefault(place, node)

@@ -6,13 +6,13 @@ import stat
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
-from gpuhook.base.config.declared import DRIVER, PCI, Declared
+from gpuhook.base.config.declared import DRIVER, PCI, DeclaredTable
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, ElfError, LdCacheError, NoDriverError
 from gpuhook.base.loader import elf, ldcache
 from gpuhook.base.loader.layout import cache_flags
 from gpuhook.base.names import machine_name
-from gpuhook.core.inventory.model import Device, DriverFile, Inventory, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, DriverFile, Inventory
 from gpuhook.vendors import path_policy
 from gpuhook.vendors.declared.names import (
     DRIVER_PLACES,
@@ -34,7 +34,7 @@ def discover(path: str, names: ModuleType, config_file: str) -> Inventory:
     """
     try:
         with Rootfs(path) as root:
-            return _Search(root, names).inventory()
+            return _RootSearch(root, names).inventory()
     except OSError as error:
         kind = NoDriverError if isinstance(error, FileNotFoundError) else DriverError
         raise kind(
@@ -43,14 +43,14 @@ def discover(path: str, names: ModuleType, config_file: str) -> Inventory:
         ) from None
 
 
-class _Search:
+class _RootSearch:
     """One search of a driver root for one table."""
 
     def __init__(self, root: Rootfs, names: ModuleType) -> None:
         self._root = root
         self._names = names
-        self._table: Declared = names.TABLE
-        self._nodes: dict[str, Node] = {}
+        self._table: DeclaredTable = names.TABLE
+        self._nodes: dict[str, DeviceNode] = {}
         self._refused: dict[str, None] = {}
 
     def inventory(self) -> Inventory:
@@ -85,7 +85,7 @@ class _Search:
         if proof.startswith(DRIVER):
             word = proof.removeprefix(DRIVER)
             return any(self._root.exists(place + word) for place in DRIVER_PLACES)
-        return bool(path_policy.Listed(self._root, proof).real)
+        return bool(path_policy.ListedPath(self._root, proof).real)
 
     def _has_vendor(self, folder: str) -> bool:
         """Tell whether one of a folder's PCI devices is the vendor's."""
@@ -113,7 +113,7 @@ class _Search:
     def _is_ours(self, number: int) -> bool:
         """Tell whether a node belongs to this driver: other drivers may use its name."""
         path = self._table.nodes[0].replace("{n}", str(number))
-        node = Node.of(path, self._root.stat(path))
+        node = DeviceNode.of(path, self._root.stat(path))
         if node is None:
             return False
         if self._names.PCI_VENDOR and path.startswith(VFIO):
@@ -144,11 +144,11 @@ class _Search:
         pattern = re.compile(re.escape(name).replace(r"\*", ".*"))
         found = [each for each in self._root.list_folder(folder) if pattern.fullmatch(each)]
         paths = [f"{folder}/{each}" for each in sorted(found, key=_by_numbers)]
-        return [path for path in paths if Node.of(path, self._root.stat(path)) is not None]
+        return [path for path in paths if DeviceNode.of(path, self._root.stat(path)) is not None]
 
     def _note(self, path: str) -> None:
         """Record a node, if it exists."""
-        node = Node.of(path, self._root.stat(path))
+        node = DeviceNode.of(path, self._root.stat(path))
         if node is not None:
             self._nodes[path] = node
 
@@ -174,8 +174,8 @@ class _Search:
                 seen.add(library.target)
                 yield library
 
-    def _listed(self, path: str, *, writable: bool = False) -> path_policy.Listed:
-        listed = path_policy.Listed(self._root, path, writable=writable)
+    def _listed(self, path: str, *, writable: bool = False) -> path_policy.ListedPath:
+        listed = path_policy.ListedPath(self._root, path, writable=writable)
         if listed.refusal:
             title = self._names.TITLE
             sentence = f"{title}'s table has {path}, {listed.refusal}: containers don't get it"

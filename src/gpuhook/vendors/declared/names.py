@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from gpuhook.base.config.declared import Declared
+    from gpuhook.base.config.declared import DeclaredTable
 
 LD_CACHE = "/etc/ld.so.cache"
 PCI_DEVICES = "/sys/bus/pci/devices"
@@ -20,7 +20,7 @@ VFIO = "/dev/vfio/"  # its nodes are IOMMU groups
 GROUPS = "/sys/kernel/iommu_groups"
 
 
-def names_of(table: "Declared") -> "ModuleType":
+def names_of(table: "DeclaredTable") -> "ModuleType":
     """Return a declared vendor's names, which ``registry.complete`` completes; and TABLE."""
     made: Any = type(sys)(__name__)
     made.__file__ = __file__

@@ -1,7 +1,7 @@
 """The vendor of a table in config.toml, as the contract requires."""
 
 from gpuhook.base.names import machine_name
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.core.contract import Vendor, existing
 from gpuhook.core.inventory import fingerprint
 from gpuhook.vendors.declared import names as declared
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from gpuhook.base.config.declared import Declared as Table
+    from gpuhook.base.config.declared import DeclaredTable as Table
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Grant
-    from gpuhook.core.inventory.model import DriverFile, Inventory, Node
+    from gpuhook.core.inventory.model import DeviceNode, DriverFile, Inventory
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
 
 NUMBERS = "{n}"  # in a value of the environment: the numbers of the container's devices
 
 
-class Declared(Vendor):
+class DeclaredVendor(Vendor):
     """The vendor of one table of config.toml."""
 
     def __init__(self, names: "ModuleType") -> None:
         self.names = names
 
-    def of(self, names: "ModuleType") -> "Declared":
-        return Declared(names)
+    def of(self, names: "ModuleType") -> "DeclaredVendor":
+        return DeclaredVendor(names)
 
     @property
     def table(self) -> "Table":
@@ -95,18 +95,21 @@ class Declared(Vendor):
                 found.append(f"{self.names.TITLE}'s {path} doesn't exist")
         return found
 
-    def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
+    def nodes(self, grant: "Grant") -> "list[tuple[DeviceNode, str]]":
         """Return the nodes that each container gets, and the table's existing ones."""
         found = super().nodes(grant)
         fixed = [path for path in self.table.optional_nodes if "{n}" not in path]
         reason = f"control of {self.names.TITLE}'s devices"
         return [*found, *existing(dict.fromkeys(fixed, reason), grant.inventory.nodes)]
 
-    def environment(self, grant: "Grant") -> list[Setting]:
+    def environment(self, grant: "Grant") -> list[EnvironmentSetting]:
         numbers = ",".join(device.label for device in grant.devices)
         pairs = (entry.partition("=") for entry in self.table.environment)
         reason = f"declared for {self.names.TITLE}"
-        return [Setting(name, value.replace(NUMBERS, numbers), reason) for name, _, value in pairs]
+        return [
+            EnvironmentSetting(name, value.replace(NUMBERS, numbers), reason)
+            for name, _, value in pairs
+        ]
 
     def edits(self, grant: "Grant", image: "Image") -> "list[Operation]":
         from gpuhook.core.plan.operations import FILE_OPTIONS, BindFile, BindFolder  # noqa: PLC0415 - the hook's
@@ -147,4 +150,4 @@ def _libraries(
         yield UpdateLdCache(tuple(entries), reason, image.ldconfig)
 
 
-VENDOR = Declared(declared)
+VENDOR = DeclaredVendor(declared)

@@ -9,10 +9,10 @@ seat is the same at every boot. Source: habanalabs driver, sysfs ABI
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
-from gpuhook.core.inventory.model import Device, Node
+from gpuhook.core.inventory.model import Device, DeviceNode
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.gaudi import names
-from gpuhook.vendors.gaudi.vendor import DRIVER, Inventory
+from gpuhook.vendors.gaudi.vendor import DRIVER, GaudiInventory
 
 VERSION = "/sys/module/habanalabs/version"
 OPERATIONAL = "Operational"
@@ -25,12 +25,12 @@ MODELS = {
 }
 
 
-def discover(path: str) -> Inventory:
+def discover(path: str) -> GaudiInventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
     return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
-def _discover(root: Rootfs) -> Inventory:
+def _discover(root: Rootfs) -> GaudiInventory:
     if not root.exists(DRIVER):
         raise NoDriverError(
             "Intel Gaudi's driver isn't loaded",
@@ -52,7 +52,7 @@ def _discover(root: Rootfs) -> Inventory:
     version = sysfs_devices.text(root, VERSION)
     facts = (names.NAME, root.path, version, tuple(devices), tuple(nodes.values()))
     networked = tuple(each.address for each in found if each.networked)
-    return Inventory(*facts, networked=networked)
+    return GaudiInventory(*facts, networked=networked)
 
 
 class _Found:
@@ -108,7 +108,7 @@ class _Found:
             return "the driver hasn't initialized it (it has no accel devices)"
         return ""
 
-    def strange(self, nodes: dict[str, Node]) -> str:
+    def strange(self, nodes: dict[str, DeviceNode]) -> str:
         """Return which of its nodes is another device, "" for none."""
         for path, numbers in self.numbers.items():
             node = nodes.get(path)

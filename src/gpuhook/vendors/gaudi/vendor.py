@@ -5,7 +5,7 @@ variable is set to the seats of a container's devices. Habana's hook moves the c
 ports into a container; gpuhook doesn't.
 """
 
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory import fingerprint, model
 from gpuhook.vendors.gaudi import names
@@ -24,7 +24,7 @@ DRIVER = "/sys/bus/pci/drivers/habanalabs"
 MODULES = "HABANA_VISIBLE_MODULES"
 
 
-class Inventory(model.Inventory):
+class GaudiInventory(model.Inventory):
     """Inventory of Gaudi devices; ``networked`` are the ids of devices with network ports."""
 
     networked: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Gaudi(Vendor):
     """Gaudi devices, from the PCI driver that they are bound to."""
 
     names = names
-    inventory = Inventory
+    inventory = GaudiInventory
 
     def traces(self) -> "Sequence[str]":
         return (DRIVER,)
@@ -74,12 +74,14 @@ class Gaudi(Vendor):
         hook = "Habana's own hook does that"
         return [f"The network ports of Gaudi {which} aren't moved into the container: {hook}"]
 
-    def environment(self, grant: "Grant") -> list[Setting]:
+    def environment(self, grant: "Grant") -> list[EnvironmentSetting]:
         numbers = [number for device in grant.devices for number in seats(device)[:1]]
         if not numbers or len(numbers) < len(grant.devices):
             return []
         text = ",".join(sorted(numbers, key=int))
-        return [Setting(MODULES, text, "Habana's libraries use the devices in these seats")]
+        return [
+            EnvironmentSetting(MODULES, text, "Habana's libraries use the devices in these seats")
+        ]
 
 
 VENDOR = Gaudi()

@@ -7,7 +7,7 @@ its GPU, so creating some changes no other GPU's number.
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_gpu import names
 
@@ -94,7 +94,7 @@ def _device(
 def _wrong(root: Rootfs, gpu: _Gpu, name: str) -> str:
     path = f"/dev/dri/{name}"
     dev = sysfs_devices.text(root, f"{gpu.folder}/drm/{name}/dev")
-    return sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), dev)
+    return sysfs_devices.wrong_numbers(DeviceNode.of(path, root.stat(path)), dev)
 
 
 def _whole(root: Rootfs, folder: str) -> str:

@@ -6,7 +6,7 @@ is bound to. A device has its node's number.
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_npu import names
 
@@ -37,7 +37,7 @@ def _device(root: Rootfs, number: int, folder: str) -> Device:
     path = f"/dev/accel/{name}"
     device = sysfs_devices.text(root, f"{folder}/device").removeprefix("0x")
     dev = sysfs_devices.text(root, f"{folder}/accel/{name}/dev")
-    state = sysfs_devices.wrong_numbers(Node.of(path, root.stat(path)), dev)
+    state = sysfs_devices.wrong_numbers(DeviceNode.of(path, root.stat(path)), dev)
     return Device(
         name, str(number), called, (path,), address, f"Intel NPU {device}".strip(), state=state
     )

@@ -7,10 +7,10 @@ neuron_sysfs_metrics.c.
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import NoDriverError
-from gpuhook.core.inventory.model import Device, Node
+from gpuhook.core.inventory.model import Device, DeviceNode
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.neuron import names
-from gpuhook.vendors.neuron.vendor import CLASS, SERIAL, Inventory
+from gpuhook.vendors.neuron.vendor import CLASS, SERIAL, NeuronInventory
 
 VERSION = "/sys/module/neuron/version"
 PCI = "/sys/bus/pci/devices"
@@ -24,12 +24,12 @@ PRODUCTS = {
 }
 
 
-def discover(path: str) -> Inventory:
+def discover(path: str) -> NeuronInventory:
     """Discover the devices below the driver root; DriverError if there is no driver."""
     return sysfs_devices.discover_below(names.TITLE, path, _discover)
 
 
-def _discover(root: Rootfs) -> Inventory:
+def _discover(root: Rootfs) -> NeuronInventory:
     if not root.exists(CLASS):
         raise NoDriverError(
             "AWS Neuron's driver isn't loaded",
@@ -48,10 +48,10 @@ def _discover(root: Rootfs) -> Inventory:
     cores = tuple(core_count(_text(root, number, "core_count")) for number in numbers)
     version = sysfs_devices.text(root, VERSION)
     facts = (names.NAME, root.path, version, devices, tuple(nodes.values()))
-    return Inventory(*facts, cores=cores)
+    return NeuronInventory(*facts, cores=cores)
 
 
-def _device(root: Rootfs, number: int, text: str, nodes: dict[str, Node]) -> Device:
+def _device(root: Rootfs, number: int, text: str, nodes: dict[str, DeviceNode]) -> Device:
     """Return a device with the serial number ``text``, "" if it has none of its own."""
     label, path = str(number), f"/dev/neuron{number}"
     called = {"index": (label,), **({"serial": (text,)} if text else {})}
@@ -60,7 +60,7 @@ def _device(root: Rootfs, number: int, text: str, nodes: dict[str, Node]) -> Dev
     return Device(text or f"neuron{label}", label, called, (path,), "", model, state=state)
 
 
-def state_of(path: str, numbers: str, node: Node | None) -> str:
+def state_of(path: str, numbers: str, node: DeviceNode | None) -> str:
     """Return why a device can't be used, "" if it can; ``numbers`` is the content of its dev."""
     if not numbers:
         return "the driver hasn't initialized it (it has no device number)"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Grant
-    from gpuhook.core.request.reader import Reading
+    from gpuhook.core.request.reader import RequestReader
 
 CLASS = "/sys/class/neuron_device"  # of the driver: a folder for each device, and other things
 SERIAL = "info/serial_number"  # in a device's folder
@@ -28,7 +28,7 @@ _MOST_CORES = 1 << 12  # more than any host has
 _JOINED = 8  # cores of a device from which on an application may use them in pairs
 
 
-class Inventory(model.Inventory):
+class NeuronInventory(model.Inventory):
     """Inventory of Neuron devices; ``cores`` are those of each device, 0 if unknown."""
 
     cores: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Neuron(Vendor):
     """Neuron devices, from the driver's folder for each."""
 
     names = names
-    inventory = Inventory
+    inventory = NeuronInventory
     only_neighbours = True
 
     def traces(self) -> "Sequence[str]":
@@ -76,7 +76,7 @@ class Neuron(Vendor):
     def options(self) -> NeuronOptions:
         return NeuronOptions()
 
-    def read(self, reading: "Reading", options: "Any") -> None:
+    def read(self, reading: "RequestReader", options: "Any") -> None:
         options.cores = core_list(reading.env.get(CORES, ""))
 
     def check(self, grant: "Grant") -> None:

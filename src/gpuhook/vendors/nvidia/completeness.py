@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from gpuhook.core.contract import Grant
-    from gpuhook.core.inventory.model import DriverFile, Node
-    from gpuhook.vendors.nvidia.model import Inventory
+    from gpuhook.core.inventory.model import DeviceNode, DriverFile
+    from gpuhook.vendors.nvidia.model import NvidiaInventory
     from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 MAKE_UVM = "nvidia-modprobe -u -c=0"
@@ -90,7 +90,9 @@ def unusable(grant: "Grant") -> list[str]:
     return found
 
 
-def _unusable(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[str, str, str]]":
+def _unusable(
+    options: "NvidiaOptions", inventory: "NvidiaInventory"
+) -> "Iterator[tuple[str, str, str]]":
     """Yield the capabilities that can't work, with cause and remedy."""
     if inventory.platform:
         return  # its driver has other parts, and is always complete
@@ -127,7 +129,7 @@ def missing_libraries(
 def missing_parts(
     capabilities: "Collection[str]",
     files: "Collection[DriverFile]",
-    nodes: "Collection[Node]" = (),
+    nodes: "Collection[DeviceNode]" = (),
 ) -> list[str]:
     """Return the missing parts of these capabilities, a sentence each."""
     paths = {node.path for node in nodes}

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.core.contract import Grant
-    from gpuhook.core.inventory.model import Node
-    from gpuhook.vendors.nvidia.model import Inventory, Selection
+    from gpuhook.core.inventory.model import DeviceNode
+    from gpuhook.vendors.nvidia.model import NvidiaInventory, Selection
     from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 _GRAPHICS = frozenset({"graphics", "display"})
@@ -42,7 +42,7 @@ _FEATURE_NODES = {
 }
 
 
-def nodes(grant: "Grant") -> "list[tuple[Node, str]]":
+def nodes(grant: "Grant") -> "list[tuple[DeviceNode, str]]":
     """Return the nodes to mount, without duplicates; UnknownDeviceError if one is missing.
 
     Missing control nodes are left out: not every driver has them all.
@@ -62,7 +62,7 @@ def nodes(grant: "Grant") -> "list[tuple[Node, str]]":
     return existing(wanted, inventory.nodes) + list(_imex(options, inventory))
 
 
-def _of_platform(grant: "Grant") -> "list[tuple[Node, str]]":
+def _of_platform(grant: "Grant") -> "list[tuple[DeviceNode, str]]":
     """Return the devices' nodes, and for a request of all lists the nodes of further lists."""
     wanted = {path: f"GPU {device.label}" for device in grant.devices for path in device.nodes}
     if grant.devices and CSV_MOUNTS in grant.request.options.features:
@@ -96,14 +96,18 @@ def _mig(selected: "Selection") -> "Iterator[tuple[str, str]]":
             yield path, f"MIG device {gpu.index}:{mig.index}"
 
 
-def _features(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[str, str]]":
+def _features(
+    options: "NvidiaOptions", inventory: "NvidiaInventory"
+) -> "Iterator[tuple[str, str]]":
     for node in inventory.nodes if options.features else ():
         feature = feature_of(node.path)
         if feature is not None and feature in options.features:
             yield node.path, f"{feature_variable(feature)}=enabled"
 
 
-def _imex(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[tuple[Node, str]]":
+def _imex(
+    options: "NvidiaOptions", inventory: "NvidiaInventory"
+) -> "Iterator[tuple[DeviceNode, str]]":
     for channel in options.imex_channels:
         node = inventory.node(f"{IMEX_FOLDER}/channel{channel}")
         if node is None:  # protects: channel-node
@@ -156,7 +160,7 @@ def _managed(options: "NvidiaOptions") -> bool:
     return options.mig_config is not None or options.mig_monitor is not None
 
 
-def _caps_major(inventory: "Inventory") -> int | None:
+def _caps_major(inventory: "NvidiaInventory") -> int | None:
     """Return the major of the capability nodes, None if there are none."""
     return next((n.major for n in inventory.nodes if n.path.startswith(CAPS_FOLDER + "/")), None)
 

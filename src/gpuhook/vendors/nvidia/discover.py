@@ -6,7 +6,7 @@ the driver. WSL2 and Tegra have modules of their own.
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError, NoDriverError, listed
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.vendors.nvidia import (  # fmt: skip
     device_nodes,
     driver_files,
@@ -22,8 +22,8 @@ from gpuhook.vendors.nvidia.model import (
     CONTROL_NODES,
     IMEX_FOLDER,
     Gpu,
-    Inventory,
     Mig,
+    NvidiaInventory,
 )
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _SMALL_FILE = 1 << 20
 
 
-def discover(config: "Config") -> Inventory:
+def discover(config: "Config") -> NvidiaInventory:
     """Return the inventory of the configured driver root; DriverError if there's no driver."""
     path = config.driver_root_of(names.NAME)
     try:
@@ -58,7 +58,7 @@ def library(config: "Config") -> str:
         return driver_files.find_nvml(root, index, config.file)
 
 
-def _discover(root: Rootfs, config: "Config") -> Inventory:
+def _discover(root: Rootfs, config: "Config") -> NvidiaInventory:
     if wsl.is_here(root):
         return wsl.discover(root, config)
     index = driver_files.LibraryIndex(root, config.ldcache, config.library_search_paths)
@@ -77,7 +77,7 @@ def _discover(root: Rootfs, config: "Config") -> Inventory:
     _check_minors(answer.gpus)
     caps = _mig_caps(root)
     gpus = tuple(_completed(root, gpu, caps) for gpu in answer.gpus)
-    return Inventory(
+    return NvidiaInventory(
         root=root.path,
         driver_version=answer.driver_version,
         cuda_version=answer.cuda_version,
@@ -102,14 +102,14 @@ def _check_minors(gpus: tuple[Gpu, ...]) -> None:
         )
 
 
-def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[Node]":
+def _nodes(root: Rootfs, gpus: tuple[Gpu, ...]) -> "Iterator[DeviceNode]":
     paths = [node.path for node in CONTROL_NODES] + [gpu.path for gpu in gpus]
     for folder in (CAPS_FOLDER, IMEX_FOLDER):
         paths += [f"{folder}/{name}" for name in root.list_folder(folder)]
     paths += [path for gpu in gpus for path in gpu.drm]
     paths += device_nodes.feature_node_paths(root)
     for path in paths:
-        node = Node.of(path, root.stat(path))
+        node = DeviceNode.of(path, root.stat(path))
         if node is not None:
             yield node
 

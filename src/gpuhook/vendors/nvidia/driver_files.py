@@ -309,7 +309,7 @@ def _library(
     return unversioned
 
 
-def _read(root: Rootfs, path: str) -> "elf.Library | None":
+def _read(root: Rootfs, path: str) -> "elf.ElfLibrary | None":
     """Return a library's ELF properties; None for a file that the loader couldn't load."""
     fd = root.open_file(path)
     if fd is None:
@@ -322,7 +322,7 @@ def _read(root: Rootfs, path: str) -> "elf.Library | None":
         os.close(fd)
 
 
-def _may_be(root: Rootfs, path: str, name: str, library: "elf.Library", version: str) -> bool:
+def _may_be(root: Rootfs, path: str, name: str, library: "elf.ElfLibrary", version: str) -> bool:
     """Tell whether a library without the driver's version in its name may be this driver's.
 
     Its file name is its SONAME (libGLX_nvidia.so.0). It isn't this driver's if it needs parts of
@@ -434,7 +434,7 @@ def _surroundings(
         os.close(fd)
     if folder in _LOADER_FOLDERS or not folder.startswith("/"):
         return
-    listed = path_policy.Listed(root, path_policy.plain(folder))
+    listed = path_policy.ListedPath(root, path_policy.plain(folder))
     try:
         root.own_folder(folder)  # protects: loader-folder
     except (OSError, UntrustedPathError):

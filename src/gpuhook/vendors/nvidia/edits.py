@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.base.loader.layout import Layout
     from gpuhook.core.contract import Grant
-    from gpuhook.core.inventory.model import DriverFile, Node
+    from gpuhook.core.inventory.model import DeviceNode, DriverFile
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation, _Writer
     from gpuhook.core.plan.writer import Aliases
     from gpuhook.vendors.nvidia.cuda_compat import CudaCompat
-    from gpuhook.vendors.nvidia.model import Inventory, Selection
+    from gpuhook.vendors.nvidia.model import NvidiaInventory, Selection
     from gpuhook.vendors.nvidia.variables import NvidiaOptions
 
 _COPY_MODE = 0o644
@@ -108,7 +108,7 @@ def edits(grant: "Grant", image: "Image") -> "list[Operation]":
 
 
 def _of_platform(
-    inventory: "Inventory",
+    inventory: "NvidiaInventory",
     files: "list[DriverFile]",
     libraries: "list[tuple[DriverFile, str]]",
     image: "Image",
@@ -151,7 +151,7 @@ def _default_links(
                 yield Symlink(f"{place}/{name}", f"{folder}/{file}", replace=True, reason=reason)
 
 
-def _wanted_files(options: "NvidiaOptions", inventory: "Inventory") -> "Iterator[DriverFile]":
+def _wanted_files(options: "NvidiaOptions", inventory: "NvidiaInventory") -> "Iterator[DriverFile]":
     """Yield the files to mount, each destination once, in the inventory's order."""
     sets = {name for capability in options.capabilities for name in _LIBRARY_SETS[capability]}
     sets.update(options.features)
@@ -184,7 +184,7 @@ def _name(file: "DriverFile") -> str:
 
 
 def _file_binds(
-    inventory: "Inventory",
+    inventory: "NvidiaInventory",
     files: "list[DriverFile]",
     libraries: "list[tuple[DriverFile, str]]",
 ) -> "Iterator[Operation]":
@@ -273,7 +273,9 @@ def _caps_folder(grant: "Grant") -> "Iterator[Operation]":
         yield BindFile(grant.inventory.root, CAPS_FOLDER, CAPS_FOLDER, options, "management of MIG")
 
 
-def _drm_links(selection: "Selection", nodes: "list[tuple[Node, str]]") -> "Iterator[Operation]":
+def _drm_links(
+    selection: "Selection", nodes: "list[tuple[DeviceNode, str]]"
+) -> "Iterator[Operation]":
     """Yield the by-path links that udev makes, for the DRM nodes that are mounted."""
     given = {node.path for node, _ in nodes}
     for gpu in selection.gpus:
@@ -361,7 +363,7 @@ def _mps(grant: "Grant") -> "list[Operation]":
 
 
 def _compat(
-    options: "NvidiaOptions", inventory: "Inventory", image: "Image"
+    options: "NvidiaOptions", inventory: "NvidiaInventory", image: "Image"
 ) -> "CudaCompat | None":
     """Return the image's newer CUDA if it should be used instead of the driver's."""
     compat: Any = image.brings.get(NAME)  # what cuda_compat.find_newer found
@@ -392,7 +394,9 @@ def _ld_cache(
     return UpdateLdCache(tuple(entries), "driver libraries", ldconfig)
 
 
-def _proc(options: "NvidiaOptions", inventory: "Inventory", selection: "Selection") -> MaskProc:
+def _proc(
+    options: "NvidiaOptions", inventory: "NvidiaInventory", selection: "Selection"
+) -> MaskProc:
     binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in selection.gpus]  # protects: proc-selected
     if options.mig_config is not None:
         binds.append("capabilities/mig/config")

@@ -61,7 +61,7 @@ def find(
     Each path in the host's file is a file of the kind ALIAS: the ``target`` in a container means
     ``path``.
     """
-    known = _Known(root, libraries)
+    known = _LibraryNames(root, libraries)
     found: list[DriverFile] = []
     named: set[str] = set()
     seen = set()
@@ -81,7 +81,7 @@ def find(
     return list(dict.fromkeys(found)), named
 
 
-class _Known:
+class _LibraryNames:
     """The driver's libraries, by path and by the names that programs use."""
 
     def __init__(self, root: "Rootfs", libraries: list[DriverFile]) -> None:
@@ -114,7 +114,7 @@ class _Manifest:
         self._is_json = name.endswith(_JSON)
         self.meant: dict[str, DriverFile] = {}
 
-    def look_up(self, known: _Known) -> None:
+    def look_up(self, known: _LibraryNames) -> None:
         """Find the libraries that it names."""
         for name in self._names():
             file = known.find(self._folder, name)

@@ -6,7 +6,7 @@ NVIDIA's own modules.
 
 from gpuhook.base.oci.jsontext import Record
 from gpuhook.core.inventory import model
-from gpuhook.core.inventory.model import Device, DriverFile, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, DriverFile
 from gpuhook.vendors.nvidia.names import NAME
 
 TYPE_CHECKING = False
@@ -125,7 +125,7 @@ class Gpu(Record, mig=Mig):
         return f"{domain.lstrip('0').zfill(4)}:{rest}"
 
 
-class Inventory(model.Inventory, gpus=Gpu):
+class NvidiaInventory(model.Inventory, gpus=Gpu):
     """One host's driver and GPUs.
 
     ``cuda_version`` is the newest CUDA that the driver supports (12.2), ``nodes`` the driver's
@@ -146,7 +146,7 @@ class Inventory(model.Inventory, gpus=Gpu):
         driver_version: str,
         cuda_version: str,
         gpus: tuple[Gpu, ...],
-        nodes: tuple[Node, ...],
+        nodes: tuple[DeviceNode, ...],
         files: tuple[DriverFile, ...],
         lost: tuple[int, ...] = (),
         mig_minors: str = "",
@@ -283,7 +283,7 @@ class Selection(Record):
     uuids: tuple[str, ...] = ()
 
 
-def selection(inventory: Inventory, devices: "Iterable[Device]") -> Selection:
+def selection(inventory: NvidiaInventory, devices: "Iterable[Device]") -> Selection:
     """Return the records of devices of an inventory."""
     by_id = {gpu.id: gpu for gpu in inventory.gpus}
     gpus: dict[str, Gpu] = {}

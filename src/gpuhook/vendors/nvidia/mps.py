@@ -8,7 +8,7 @@ from gpuhook.base.config.mps import bytes_of
 from gpuhook.base.errors import DriverError, RequestError, listed
 from gpuhook.base.oci import jsontext
 from gpuhook.base.oci.jsontext import Record
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.records import records
 from gpuhook.core.request.reader import effective_mode
@@ -34,7 +34,7 @@ _DIGITS = 4  # of a device's ordinal, in a container's own limits
 START = "Start it (systemctl start gpuhook-mps, or gpuhook mps start)"
 
 
-class Wish(Record):
+class MpsRequest(Record):
     """Request for MPS: the shared ``devices`` of config.toml, the state folder, and limits."""
 
     devices: str
@@ -44,7 +44,7 @@ class Wish(Record):
     memory: str
 
 
-class Shared(Record):
+class SharedDevice(Record):
     """A device that is shared now.
 
     ``memory`` is a container's memory limit in bytes, 0 for none, ``total`` the device's memory.
@@ -56,7 +56,7 @@ class Shared(Record):
     total: int = 0
 
 
-class State(Record, devices=Shared):
+class MpsState(Record, devices=SharedDevice):
     """Saved state of MPS: interface ``version`` and shared ``devices``.
 
     ``daemon`` is the control daemon's process id as in records, "" if there is none. ``threads``
@@ -66,19 +66,19 @@ class State(Record, devices=Shared):
     """
 
     version: int
-    devices: tuple[Shared, ...]
+    devices: tuple[SharedDevice, ...]
     daemon: str = ""
     threads: int = 0
     clients: int = 1
     places: tuple[str, ...] = ()
     ready: bool = False
 
-    def device(self, uuid: str) -> Shared | None:
+    def device(self, uuid: str) -> SharedDevice | None:
         """Return one of the devices, None if it isn't shared."""
         return next((each for each in self.devices if each.uuid == uuid), None)
 
 
-def read(state_dir: str) -> State | None:
+def read(state_dir: str) -> MpsState | None:
     """Return the state that root saved; None if there is none that can be trusted."""
     folder = StateDirectory.open(state_dir)
     if folder is None:
@@ -86,12 +86,12 @@ def read(state_dir: str) -> State | None:
     try:
         with folder:
             found = folder.read_checked(STATE)
-        return State.from_json(jsontext.loads(found[0])) if found is not None else None
+        return MpsState.from_json(jsontext.loads(found[0])) if found is not None else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def lives(state: State) -> bool:
+def lives(state: MpsState) -> bool:
     """Return whether the control daemon's process is running."""
     return bool(state.daemon) and not records.is_gone(state.daemon)
 
@@ -123,7 +123,7 @@ def check(grant: "Grant") -> None:
     """Raise a RequestError or DriverError for shared devices that can't be given now."""
     if not is_shared(grant):
         return
-    wish = Wish(*grant.request.options.mps)
+    wish = MpsRequest(*grant.request.options.mps)
     _check_ways(grant, wish)
     state = read(wish.state_dir)
     wanted = [f"GPU {device.label}" for device in grant.devices]
@@ -146,7 +146,7 @@ def check(grant: "Grant") -> None:
         )
 
 
-def _check_ways(grant: "Grant", wish: Wish) -> None:
+def _check_ways(grant: "Grant", wish: MpsRequest) -> None:
     """Raise RequestError if MPS isn't possible for these devices or in this mode."""
     if grant.inventory.platform == WSL:
         raise RequestError(
@@ -167,21 +167,23 @@ def _check_ways(grant: "Grant", wish: Wish) -> None:
         )
 
 
-def environment(grant: "Grant") -> "list[Setting]":
+def environment(grant: "Grant") -> "list[EnvironmentSetting]":
     """Return the variables of a client: its folder, and the administrator's limits.
 
     A smaller limit that the container requests is kept; others are replaced.
     """
     if not is_shared(grant):
         return []
-    wish = Wish(*grant.request.options.mps)
+    wish = MpsRequest(*grant.request.options.mps)
     state = read(wish.state_dir)
     if state is None:
         return []
-    found = [Setting(PIPE_VARIABLE, PLACE, "the socket folder of MPS")]
+    found = [EnvironmentSetting(PIPE_VARIABLE, PLACE, "the socket folder of MPS")]
     if state.threads:
         threads = smaller_percentage(wish.threads, state.threads)
-        found.append(Setting(_THREADS, threads, f"at most {state.threads} % of the threads"))
+        found.append(
+            EnvironmentSetting(_THREADS, threads, f"at most {state.threads} % of the threads")
+        )
     limits = {
         place: shared.memory
         for place, device in enumerate(grant.devices)
@@ -190,7 +192,7 @@ def environment(grant: "Grant") -> "list[Setting]":
     if limits:
         ids = {device.id: place for place, device in enumerate(grant.devices)}
         memory = smaller_memory(wish.memory, limits, ids)
-        found.append(Setting(_MEMORY, memory, "the memory limit of each device"))
+        found.append(EnvironmentSetting(_MEMORY, memory, "the memory limit of each device"))
     return found
 
 

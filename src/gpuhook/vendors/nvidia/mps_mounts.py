@@ -19,7 +19,7 @@ from gpuhook.vendors.nvidia import mps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.core.contract import Grant
     from gpuhook.core.plan.operations import Operation
@@ -38,7 +38,7 @@ def operations(grant: "Grant") -> "list[Operation]":
     """Return the mounts of a client; none if its devices aren't shared."""
     if not mps.is_shared(grant):
         return []
-    state_dir = mps.Wish(*grant.request.options.mps).state_dir
+    state_dir = mps.MpsRequest(*grant.request.options.mps).state_dir
     state = mps.read(state_dir)
     if state is None:
         raise DriverError("The state of gpuhook mps is gone", mps.START)
@@ -85,7 +85,7 @@ class BindPipe(BindOwn):
     """Mount of the folder where MPS listens to this container, with a reserved place."""
 
     def __init__(
-        self, state_dir: str, state: mps.State, labels: dict[str, str], reason: str
+        self, state_dir: str, state: mps.MpsState, labels: dict[str, str], reason: str
     ) -> None:
         self._base = f"{state_dir}/{mps.FOLDER}"
         self._state = state
@@ -149,7 +149,7 @@ class BindPipe(BindOwn):
     def _write(self, process: str, folder: StateDirectory) -> None:
         folder.replace(self._place, " ".join((process, *self._labels)).encode())
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Mount the folder, and transfer the reservation to the container."""
         super().execute(container)
         if self._claims is not None:

@@ -70,7 +70,7 @@ _REAP_SECONDS = 0.5
 _SPARE_SECONDS = 5
 
 
-class Answer(Record):
+class NvmlResponse(Record):
     """NVML's response: versions, the GPUs, and the indices of lost GPUs."""
 
     driver_version: str
@@ -79,14 +79,14 @@ class Answer(Record):
     lost: tuple[int, ...]
 
 
-def ask(root: str, library: str, user: str, timeout: float) -> Answer:
+def ask(root: str, library: str, user: str, timeout: float) -> NvmlResponse:
     """Query versions and GPUs from the NVML at ``library``, a path below the driver root.
 
     ``user`` is the name or number to run as ("" for nobody), with an optional :group;
     ``timeout`` is in seconds. Raises DriverError when NVML fails, crashes or is too slow.
     """
     answer = query(root, library, user, timeout, _everything)
-    return Answer(
+    return NvmlResponse(
         answer["driver_version"],
         answer["cuda_version"],
         tuple(Gpu.from_json(gpu) for gpu in answer["gpus"]),

@@ -67,7 +67,7 @@ class NvmlLimiter(MemoryLimiter):
         inventory = grant.inventory
         self._root = inventory.root
         self._timeout = config.nvml_timeout
-        self._child: _Child | None = None
+        self._child: _NvmlChild | None = None
         _check(grant)
         self._library = library_of(inventory)
         memory = {gpu.id: gpu.memory for gpu in inventory.gpus}
@@ -88,10 +88,10 @@ class NvmlLimiter(MemoryLimiter):
         if kept is None:
             self._started()
 
-    def _started(self) -> "_Child":
+    def _started(self) -> "_NvmlChild":
         if self._child is None:
             seconds = _PATIENCE + int(self._timeout)
-            self._child = _Child(self._root, self._library, [*self.memory], seconds)
+            self._child = _NvmlChild(self._root, self._library, [*self.memory], seconds)
         return self._child
 
     def set(self, tree: str, folder: str, wanted: "Bytes") -> None:
@@ -178,7 +178,7 @@ def _check(grant: "Grant") -> None:
         )
 
 
-class _Child:
+class _NvmlChild:
     """A child with NVML initialized for one query."""
 
     def __init__(self, root: str, library: str, uuids: list[str], seconds: int) -> None:
@@ -284,7 +284,7 @@ class Setter:
         if root != "/":
             _enter(root)
         kernel.set_no_new_privileges()
-        self._nvml = clib.Library(library)
+        self._nvml = clib.CLibrary(library)
         self._call("nvmlInit_v2")
         self._handles: dict[str, Any] = {}
 

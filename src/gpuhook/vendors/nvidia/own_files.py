@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from gpuhook.base.container.changes import Container
+    from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.container.rootfs import Rootfs
 
 PROC_DRIVER = "/proc/driver/nvidia"
@@ -132,10 +132,10 @@ class MaskProc(Operation):
         self._trees.append((name, tree, folder))
         kernel.set_mount_attributes(tree, attributes_of(PROC_OPTIONS), f"{self.source}/{name}")
 
-    def execute(self, container: "Container") -> None:
+    def execute(self, container: "ContainerRootfs") -> None:
         """Mount the tmpfs and the clones in it, then make it read-only."""
         # Mode spec, which executes nothing, doesn't need this; the hook has imported it already.
-        from gpuhook.base.container.changes import Container, Journal  # noqa: PLC0415
+        from gpuhook.base.container.changes import ContainerRootfs, Journal  # noqa: PLC0415
 
         if self._tmpfs < 0 or not container.exists(PROC_DRIVER):
             return
@@ -146,7 +146,7 @@ class MaskProc(Operation):
             container.attach(self._tmpfs, target, PROC_DRIVER)
         finally:
             os.close(target)
-        with Container(os.dup(self._tmpfs), PROC_DRIVER, Journal()) as inside:
+        with ContainerRootfs(os.dup(self._tmpfs), PROC_DRIVER, Journal()) as inside:
             for name, tree, folder in self._trees:
                 _mount_inside(inside, name, tree, folder)
         # protects: proc-read-only
@@ -181,7 +181,7 @@ def _kernel_has_none() -> bool:
     return os.path.exists(os.path.dirname(PROC_DRIVER)) and not os.path.exists(PROC_DRIVER)
 
 
-def _mount_inside(inside: "Container", name: str, tree: int, folder: bool) -> None:
+def _mount_inside(inside: "ContainerRootfs", name: str, tree: int, folder: bool) -> None:
     """Mount a clone in our tmpfs; it is unmounted together with that."""
     target = inside.mount_point(f"/{name}", folder=folder)
     if target is None:

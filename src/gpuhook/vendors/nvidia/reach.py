@@ -7,7 +7,7 @@ numbers.
 
 from gpuhook.base.cgroup import answers
 from gpuhook.core.inventory.fingerprint import names as listed
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Inventory, Mig, devices_of
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, Gpu, Mig, NvidiaInventory, devices_of
 
 _GPU = "nvidia"  # a number follows
 
@@ -21,7 +21,7 @@ def withheld(root: str) -> list[str]:
     return [path for path in paths if answers.is_withheld(below + path)]
 
 
-def within_reach(inventory: Inventory) -> Inventory:
+def within_reach(inventory: NvidiaInventory) -> NvidiaInventory:
     """Return the inventory without the GPUs and MIG devices that this process may not open.
 
     Unchanged if it may open no GPU: then another program grants the devices.

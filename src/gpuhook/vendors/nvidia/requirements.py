@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpuhook.core.contract import Grant
-    from gpuhook.vendors.nvidia.model import Gpu, Inventory
+    from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
     Factor = tuple[str, str, str]  # property, operator, value
     Alternatives = tuple[tuple[Factor, ...], ...]
@@ -132,7 +132,7 @@ def check(grant: "Grant") -> None:
                 raise _unmet(text, alternatives, inventory, gpu)
 
 
-def _facts(inventory: "Inventory", gpu: "Gpu | None") -> dict[str, str]:
+def _facts(inventory: "NvidiaInventory", gpu: "Gpu | None") -> dict[str, str]:
     facts = {"cuda": inventory.cuda_version, "driver": inventory.driver_version}
     if gpu is not None:
         facts["arch"] = gpu.architecture
@@ -141,7 +141,7 @@ def _facts(inventory: "Inventory", gpu: "Gpu | None") -> dict[str, str]:
 
 
 def _unmet(
-    text: str, alternatives: "Alternatives", inventory: "Inventory", gpu: "Gpu | None"
+    text: str, alternatives: "Alternatives", inventory: "NvidiaInventory", gpu: "Gpu | None"
 ) -> RequirementError:
     facts = _facts(inventory, gpu)
     asked_about = {factor[0] for factors in alternatives for factor in factors}

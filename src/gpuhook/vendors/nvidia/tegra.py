@@ -12,10 +12,10 @@ import stat
 
 from gpuhook.base.container.rootfs import read_link
 from gpuhook.base.errors import DriverError, UntrustedPathError
-from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.inventory.model import DeviceNode, DriverFile
 from gpuhook.vendors import path_policy
 from gpuhook.vendors.nvidia.driver_files import driver_file
-from gpuhook.vendors.nvidia.model import TEGRA, Gpu, Inventory
+from gpuhook.vendors.nvidia.model import TEGRA, Gpu, NvidiaInventory
 from gpuhook.vendors.nvidia.variables import CSV_MOUNTS
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.base.container.rootfs import Rootfs
-    from gpuhook.vendors.nvidia.nvml import Answer
+    from gpuhook.vendors.nvidia.nvml import NvmlResponse
 
 RELEASE = "/etc/nv_tegra_release"
 FAMILY = "/sys/devices/soc0/family"
@@ -52,7 +52,7 @@ def is_own(gpu: Gpu) -> bool:
 # Lists ---------------------------------------------------------------------------------------
 
 
-class Entry:
+class ListEntry:
     """A line of a list: its place (file and number), its path and its type.
 
     ``problem`` is its error, "" for a valid line.
@@ -109,7 +109,7 @@ def _text(root: "Rootfs", path: str) -> str:
     return (data or b"").decode("utf-8", "replace")
 
 
-def entries(root: "Rootfs", folder: str) -> "Iterator[Entry]":
+def entries(root: "Rootfs", folder: str) -> "Iterator[ListEntry]":
     """Yield the lines of all lists except empty ones and comments; DriverError if unreadable.
 
     A line with a pattern is repeated for each matching path, or kept if there are none.
@@ -117,13 +117,13 @@ def entries(root: "Rootfs", folder: str) -> "Iterator[Entry]":
     for path in lists(root, folder):
         for number, line in enumerate(_text(root, path).split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
-                entry = Entry(path, number, line)
+                entry = ListEntry(path, number, line)
                 for fitting in _fitting(root, entry) or [entry.path]:
                     entry.path = fitting
                     yield copy.copy(entry)
 
 
-def _fitting(root: "Rootfs", entry: Entry) -> list[str]:
+def _fitting(root: "Rootfs", entry: ListEntry) -> list[str]:
     """Return the paths that match an entry's pattern, as Go's filepath.Glob; [] for none."""
     if entry.problem or _MAGIC.isdisjoint(entry.path):
         return []
@@ -165,7 +165,9 @@ def is_ignored(path: str, patterns: "Iterable[str]") -> bool:
 # Inventory -----------------------------------------------------------------------------------
 
 
-def discover(root: "Rootfs", config: "Config", answer: "Answer | None" = None) -> Inventory:
+def discover(
+    root: "Rootfs", config: "Config", answer: "NvmlResponse | None" = None
+) -> NvidiaInventory:
     """Return the inventory from the lists; ``answer`` is NVML's, if there is one.
 
     DriverError if there are other GPUs than Tegra's own, or if no list names a node.
@@ -190,7 +192,7 @@ def discover(root: "Rootfs", config: "Config", answer: "Answer | None" = None) -
     files = tuple(_files(root, good, config.csv_ignore, refused))
     name = gpus[0].name if gpus else "NVIDIA Tegra"
     gpu = Gpu(0, 0, "", "", name, "", "", False, (), (), ordinary)
-    return Inventory(
+    return NvidiaInventory(
         root=root.path,
         driver_version=answer.driver_version if answer else "",
         cuda_version=answer.cuda_version if answer else "",
@@ -202,18 +204,18 @@ def discover(root: "Rootfs", config: "Config", answer: "Answer | None" = None) -
     )
 
 
-def _node(root: "Rootfs", entry: Entry) -> Node | None:
+def _node(root: "Rootfs", entry: ListEntry) -> DeviceNode | None:
     if entry.kind != "dev":
         return None
     try:
         real = root.own_path(entry.path)
     except (OSError, UntrustedPathError):
         return None
-    return Node.of(entry.path, root.stat(real))
+    return DeviceNode.of(entry.path, root.stat(real))
 
 
 def _files(
-    root: "Rootfs", found: list[Entry], ignored: "Iterable[str]", refused: dict[str, None]
+    root: "Rootfs", found: list[ListEntry], ignored: "Iterable[str]", refused: dict[str, None]
 ) -> "Iterator[DriverFile]":
     """Yield the lists' files, folders and links, except those inside a listed folder.
 
@@ -223,7 +225,7 @@ def _files(
     for entry in found:
         if entry.kind == "dev" or (entry.kind == "sym" and is_ignored(entry.path, ignored)):
             continue
-        listed = path_policy.Listed(root, entry.path)
+        listed = path_policy.ListedPath(root, entry.path)
         if entry.kind == "dir" and listed.real.startswith("/dev/"):
             inside = list(_links_in(root, listed.real, entry))
             yield from inside
@@ -254,7 +256,7 @@ def _files(
             yield file
 
 
-def _links_in(root: "Rootfs", folder: str, entry: Entry) -> "Iterator[DriverFile]":
+def _links_in(root: "Rootfs", folder: str, entry: ListEntry) -> "Iterator[DriverFile]":
     """Yield the links in a folder of /dev, which udev makes and programs use to find nodes."""
     for name in root.list_folder(folder):
         content = read_link(root.folder(folder), name)
@@ -262,7 +264,7 @@ def _links_in(root: "Rootfs", folder: str, entry: Entry) -> "Iterator[DriverFile
             yield DriverFile("link", f"{folder}/{name}", content, entry.capability)
 
 
-def _links(root: "Rootfs", entry: Entry) -> "Iterator[DriverFile]":
+def _links(root: "Rootfs", entry: ListEntry) -> "Iterator[DriverFile]":
     """Yield every link from a path to its final target, unchanged."""
     path = entry.path
     for _ in range(_MOST_LINKS):

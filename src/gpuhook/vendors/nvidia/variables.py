@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpuhook.core.request.reader import Reading
+    from gpuhook.core.request.reader import RequestReader
 
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
@@ -83,7 +83,7 @@ class NvidiaOptions(Record):
         ]
 
 
-def read(reading: "Reading", options: NvidiaOptions) -> None:
+def read(reading: "RequestReader", options: NvidiaOptions) -> None:
     """Fill in the options of a container; RequestError or a subclass for invalid values.
 
     A container that requests no device never causes an error.
@@ -140,7 +140,7 @@ def feature_variable(name: str) -> str:
     return f"NVIDIA_{name.upper()}"
 
 
-def _imex_names(reading: "Reading") -> tuple[str, ...] | None:
+def _imex_names(reading: "RequestReader") -> tuple[str, ...] | None:
     if reading.config.feature("ignore-imex-channel-requests"):
         return None
     if reading.config.accept_volume_mounts and reading.mounts.imex:
@@ -149,7 +149,7 @@ def _imex_names(reading: "Reading") -> tuple[str, ...] | None:
     return names if names and reading.hears_environment([IMEX_CHANNELS]) else None
 
 
-def _mig(reading: "Reading", variable: str) -> str | None:
+def _mig(reading: "RequestReader", variable: str) -> str | None:
     """Return a request for MIG management, which needs a privileged container."""
     value = reading.env.get(variable)
     if value and not reading.is_privileged():

@@ -7,7 +7,7 @@ from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.fingerprint import names as listed
 from gpuhook.core.inventory.fingerprint import status, text
 from gpuhook.vendors.nvidia import completeness, device_nodes, names, variables
-from gpuhook.vendors.nvidia.model import CAPS_FOLDER, IMEX_FOLDER, Inventory
+from gpuhook.vendors.nvidia.model import CAPS_FOLDER, IMEX_FOLDER, NvidiaInventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.base.container.rootfs import Rootfs
     from gpuhook.base.oci.jsontext import Record
-    from gpuhook.base.oci.process import Setting
+    from gpuhook.base.oci.process import EnvironmentSetting
     from gpuhook.core.contract import Grant
-    from gpuhook.core.inventory.model import Device, Node
+    from gpuhook.core.inventory.model import Device, DeviceNode
     from gpuhook.core.memory_limiter import MemoryLimiter
     from gpuhook.core.plan.image import Image
     from gpuhook.core.plan.operations import Operation
-    from gpuhook.core.request.reader import Reading
+    from gpuhook.core.request.reader import RequestReader
 
 _PROC = "/proc/driver/nvidia"
 _DOMAIN = names.KIND.partition("/")[0]
@@ -40,7 +40,7 @@ class Nvidia(Vendor):
     """GPUs and MIG devices, by NVML, with the driver's files."""
 
     names = names
-    inventory = Inventory
+    inventory = NvidiaInventory
     settings = (
         "binary_search_paths",
         "csv_ignore",
@@ -55,7 +55,7 @@ class Nvidia(Vendor):
     crowded = (CAPS_FOLDER, IMEX_FOLDER)
     hook_modules = ("gpuhook.vendors.nvidia.edits",)
 
-    def _discover(self, config: "Config") -> Inventory:
+    def _discover(self, config: "Config") -> NvidiaInventory:
         from gpuhook.vendors.nvidia import discover  # noqa: PLC0415 - costly, and rarely needed
 
         return discover.discover(config)
@@ -83,7 +83,7 @@ class Nvidia(Vendor):
 
         return reach.withheld(self.root(config))
 
-    def within_reach(self, inventory: Inventory) -> Inventory:
+    def within_reach(self, inventory: NvidiaInventory) -> NvidiaInventory:
         root = inventory.root.rstrip("/")
         paths = [path for each in inventory.devices for path in each.nodes]
         if all(os.access(root + path, os.R_OK) for path in paths):
@@ -121,7 +121,7 @@ class Nvidia(Vendor):
         reasons += completeness.unusable(grant)
         return [device for device in found if device.id not in without], reasons
 
-    def read(self, reading: "Reading", options: variables.NvidiaOptions) -> None:
+    def read(self, reading: "RequestReader", options: variables.NvidiaOptions) -> None:
         variables.read(reading, options)
 
     def tenant_names(self, options: variables.NvidiaOptions) -> list[str]:
@@ -157,7 +157,7 @@ class Nvidia(Vendor):
     def warnings(self, grant: "Grant") -> list[str]:
         return [*completeness.warnings(grant), *super().warnings(grant)]
 
-    def nodes(self, grant: "Grant") -> "list[tuple[Node, str]]":
+    def nodes(self, grant: "Grant") -> "list[tuple[DeviceNode, str]]":
         return device_nodes.nodes(grant)
 
     def rules(self, grant: "Grant") -> "dict[tuple[int, int], str]":
@@ -168,7 +168,7 @@ class Nvidia(Vendor):
 
         return NvmlLimiter(grant, config)
 
-    def environment(self, grant: "Grant") -> "list[Setting]":
+    def environment(self, grant: "Grant") -> "list[EnvironmentSetting]":
         if not grant.request.options.mps:
             return []
         from gpuhook.vendors.nvidia import mps  # noqa: PLC0415 - as in check

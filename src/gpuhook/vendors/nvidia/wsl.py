@@ -6,10 +6,10 @@ the newest library.
 """
 
 from gpuhook.base.errors import NoDriverError
-from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.inventory.model import DeviceNode, DriverFile
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.driver_files import driver_file
-from gpuhook.vendors.nvidia.model import WSL, Gpu, Inventory
+from gpuhook.vendors.nvidia.model import WSL, Gpu, NvidiaInventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _UNKNOWN = Gpu(0, 0, "", "", "NVIDIA GPU of WSL2", "", "", False, (), (), (NODE,
 
 def is_here(root: "Rootfs") -> bool:
     """Tell whether WSL2's node exists, and the library for it."""
-    return Node.of(NODE, root.stat(NODE)) is not None and root.exists(DXCORE)
+    return DeviceNode.of(NODE, root.stat(NODE)) is not None and root.exists(DXCORE)
 
 
 def stores(root: "Rootfs") -> list[str]:
@@ -50,7 +50,7 @@ def stores(root: "Rootfs") -> list[str]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def discover(root: "Rootfs", config: "Config") -> Inventory:
+def discover(root: "Rootfs", config: "Config") -> NvidiaInventory:
     """Return the inventory on WSL2; NoDriverError without NVIDIA's driver, DriverError of NVML."""
     found = stores(root)
     if not found:
@@ -58,10 +58,10 @@ def discover(root: "Rootfs", config: "Config") -> Inventory:
             f"This is WSL2, and no folder in {STORES} has NVIDIA's {CUDA}",
             "Install NVIDIA's driver for Windows, and run wsl --shutdown there",
         )
-    store, node = found[0], Node.of(NODE, root.stat(NODE))
+    store, node = found[0], DeviceNode.of(NODE, root.stat(NODE))
     answer = _ask(root, store, config)
     gpus = (_UNKNOWN,) if answer is None else tuple(_on_wsl(gpu) for gpu in answer.gpus)
-    return Inventory(
+    return NvidiaInventory(
         root=root.path,
         driver_version=answer.driver_version if answer else "",
         cuda_version=answer.cuda_version if answer else "",
@@ -73,7 +73,7 @@ def discover(root: "Rootfs", config: "Config") -> Inventory:
     )
 
 
-def _ask(root: "Rootfs", store: str, config: "Config") -> nvml.Answer | None:
+def _ask(root: "Rootfs", store: str, config: "Config") -> nvml.NvmlResponse | None:
     """Return NVML's answer, None without NVML."""
     for folder in (store, LIBRARIES):
         if root.exists(f"{folder}/{_NVML}"):

@@ -6,10 +6,10 @@ import pytest
 
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core import dev_char
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 
-NULL = Node("/dev/null", 1, 3)
-ZERO = Node("/dev/zero", 1, 5)
+NULL = DeviceNode("/dev/null", 1, 3)
+ZERO = DeviceNode("/dev/zero", 1, 5)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_missing_dev_char_links_are_made_once(dev: Path, monkeypatch: pytest.Mon
 
 
 def test_simulated_nodes_get_no_dev_char_link(dev: Path) -> None:
-    simulated = Node("/dev/nvidia0", 195, 0)
+    simulated = DeviceNode("/dev/nvidia0", 195, 0)
     assert dev_char.make_links([simulated], "/nowhere", str(dev)) == []
     (dev / "nvidia0").touch()
     assert dev_char.make_links([simulated], "/nowhere", str(dev)) == []

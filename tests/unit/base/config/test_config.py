@@ -500,7 +500,7 @@ def test_reading_a_plain_file_imports_nothing_heavy(text: str | None, tmp_path: 
 import sys
 sys.path.insert(0, {source!r})
 from gpuhook.base.config.loader import load
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia import names
 from gpuhook.vendors.nvidia.vendor import VENDOR
 from gpuhook.core.contract import Grant
@@ -508,7 +508,7 @@ from gpuhook.core.inventory.selection import select
 from gpuhook.core.request.reader import SpecReader
 env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.2 brand=tesla,driver>=470"]
 request = SpecReader({{"process": {{"env": env}}}}, load({str(file)!r})).read(names, VENDOR)
-inventory = Inventory("/", "580.65.06", "13.0", (), (), ())
+inventory = NvidiaInventory("/", "580.65.06", "13.0", (), (), ())
 VENDOR.check(Grant(VENDOR, request, inventory, select(request.selectors, inventory, names)))
 print(*sys.modules)
 """

@@ -21,9 +21,9 @@ from gpuhook.cluster.device_plugin import service as plugin
 from gpuhook.cluster.dra import service as dra
 from gpuhook.metrics import service as metrics_service
 from gpuhook.monitor import followed as following
-from gpuhook.monitor.followed import Changed, Followed
+from gpuhook.monitor.followed import ConfigChanged, FollowedConfig
 from gpuhook.monitor.mps import keep
-from gpuhook.tools.watch import Watch
+from gpuhook.tools.watch import HostWatcher
 from gpuhook.vendors.nvidia import mps
 
 OFF = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_changed_config_file_is_read_again(path: Path) -> None:
-    found = Followed(str(path))
+    found = FollowedConfig(str(path))
     assert found.config.accept_envvar_unprivileged
     assert not found.read()
     path.write_text(OFF)
@@ -49,7 +49,7 @@ def test_a_changed_config_file_is_read_again(path: Path) -> None:
 @pytest.mark.parametrize("by", ["writing", "renaming"])
 def test_a_second_change_with_equal_time_and_size_is_noticed(path: Path, by: str) -> None:
     """The second has the first one's time and length where the clock is coarse."""
-    found = Followed(str(path))
+    found = FollowedConfig(str(path))
     for word in ("true ", "false", "true "):
         text = OFF.replace("false", word)
         if by == "writing":
@@ -70,7 +70,7 @@ def test_a_created_or_removed_file_is_noticed(
     monkeypatch.setattr("gpuhook.base.config.loader.DEFAULT_PATH", str(place))
     monkeypatch.setattr(following, "DEFAULT_PATH", str(place))
     monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
-    found = Followed(None)
+    found = FollowedConfig(None)
     assert not found.read()
     place.write_text(OFF)
     assert found.read()
@@ -83,7 +83,7 @@ def test_a_created_or_removed_file_is_noticed(
 def test_an_unreadable_file_keeps_the_previous_settings(path: Path, text: str) -> None:
     """It is an error each time, or said once where what was read before still counts."""
     path.write_text(OFF)
-    found, said = Followed(str(path)), list[str]()
+    found, said = FollowedConfig(str(path)), list[str]()
     path.write_bytes(text.encode("latin-1"))
     for _ in range(3):
         with pytest.raises(ConfigError):
@@ -101,12 +101,12 @@ def test_an_unreadable_file_keeps_the_previous_settings(path: Path, text: str) -
 
 
 def test_a_rewritten_file_with_equal_text_is_not_a_change(path: Path) -> None:
-    found = Followed(str(path))
+    found = FollowedConfig(str(path))
     path.write_text("")
     os.utime(path)
     found.check(lambda _: None)
     path.write_text(OFF)
-    with pytest.raises(Changed):
+    with pytest.raises(ConfigChanged):
         found.check(lambda _: None)
 
 
@@ -151,7 +151,7 @@ def stop(*_: object, **__: object) -> None:
 
 def of_watch(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
     seen: list[Config] = []
-    watch = Watch(Config(), "gpu-py", lambda _: None, lambda: True, Followed(str(path)))
+    watch = HostWatcher(Config(), "gpu-py", lambda _: None, lambda: True, FollowedConfig(str(path)))
 
     def refresh() -> bool:
         seen.append(watch._config)
@@ -172,7 +172,7 @@ def of_watch(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyP
 
 
 def of_metrics(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
-    found, gone = Followed(str(path)), list[str]()
+    found, gone = FollowedConfig(str(path)), list[str]()
     observer: Any = SimpleNamespace(let_go=lambda: gone.append("first"))
     other: Any = SimpleNamespace(config=None)
 
@@ -194,14 +194,14 @@ def of_metrics(path: Path, change: Callable[[], None], monkeypatch: pytest.Monke
 
 def of_mps(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
     """A daemon that has ended is started by what config.toml says then."""
-    found = Followed(str(path))
-    keeper = keep.Keeper(found.config, lambda _: None, followed=found)
-    state = mps.State(3, ())
+    found = FollowedConfig(str(path))
+    keeper = keep.MpsController(found.config, lambda _: None, followed=found)
+    state = mps.MpsState(3, ())
     monkeypatch.setattr(mps, "read", lambda _: state)
     started: list[Config] = []
     monkeypatch.setattr(keeper, "start", lambda: started.append(keeper._config))
 
-    def check(_: mps.State) -> None:
+    def check(_: mps.MpsState) -> None:
         raise MpsError("it isn't running", "start it")
 
     monkeypatch.setattr(keeper, "check", check)
@@ -230,8 +230,8 @@ OBSERVED = SimpleNamespace(is_due=lambda: True, tend=stop)
 
 
 def of_plugin(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
-    found = Followed(str(path))
-    supervisor = plugin.Supervisor.__new__(plugin.Supervisor)
+    found = FollowedConfig(str(path))
+    supervisor = plugin.PluginSupervisor.__new__(plugin.PluginSupervisor)
     vars(supervisor).update(
         _followed=found, _observed=OBSERVED, _signals=SimpleNamespace(hangup=False)
     )
@@ -239,8 +239,8 @@ def of_plugin(path: Path, change: Callable[[], None], monkeypatch: pytest.Monkey
 
 
 def of_dra(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
-    found = Followed(str(path))
-    supervisor = dra.Supervisor.__new__(dra.Supervisor)
+    found = FollowedConfig(str(path))
+    supervisor = dra.DraSupervisor.__new__(dra.DraSupervisor)
     devices = SimpleNamespace(observed=OBSERVED, tend=stop)
     vars(supervisor).update(
         _followed=found, _devices=devices, _observed=OBSERVED,
@@ -249,10 +249,10 @@ def of_dra(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPat
     return _changed(supervisor, found, change)
 
 
-def _changed(supervisor: Any, found: Followed, change: Callable[[], None]) -> Config:
+def _changed(supervisor: Any, found: FollowedConfig, change: Callable[[], None]) -> Config:
     """See that a supervisor ends for a change; the program begins again with what is said then."""
     change()
-    with pytest.raises(Changed):
+    with pytest.raises(ConfigChanged):
         supervisor._tend()
     return found.config
 
@@ -307,7 +307,7 @@ def test_every_long_running_command_follows_its_configuration() -> None:
     }
     del endless["stats"]  # which a person runs, and which is started each time
     assert {*endless} == {*SERVICES, "nri"}
-    assert all("Followed(" in text for text in endless.values())
+    assert all("FollowedConfig(" in text for text in endless.values())
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuhook.base.container.changes import Container, Journal
+from gpuhook.base.container.changes import ContainerRootfs, Journal
 from gpuhook.base.container.rootfs import Rootfs
 
 GLX = ("/lib/libGLX_indirect.so.0", "libGLX_nvidia.so.580.1")
@@ -81,9 +81,9 @@ def test_leftovers_of_an_earlier_start_are_recognized(
 
 
 @pytest.fixture
-def container(root: Path) -> Iterator[Container]:
+def container(root: Path) -> Iterator[ContainerRootfs]:
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    with Container(fd, str(root), Journal()) as found:
+    with ContainerRootfs(fd, str(root), Journal()) as found:
         yield found
 
 
@@ -97,7 +97,7 @@ def tree(root: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("link", "files", "links", "left", "renewed"), CASES)
 def test_leftovers_are_replaced_and_restored_on_rollback(
-    container: Container, root: Path, link: tuple[str, str], files: Files, links: Files,
+    container: ContainerRootfs, root: Path, link: tuple[str, str], files: Files, links: Files,
     left: bool, renewed: bool,
 ) -> None:  # fmt: skip
     fill(root, files, links)
@@ -114,7 +114,7 @@ def test_leftovers_are_replaced_and_restored_on_rollback(
 
 
 def test_a_link_to_a_missing_target_does_not_replace_the_images(
-    container: Container, root: Path
+    container: ContainerRootfs, root: Path
 ) -> None:
     """In a volume without a place for the library, the image's own library stays."""
     (root / "lib/libGLX_indirect.so.0").symlink_to("libGLX_nvidia.so.570.1")

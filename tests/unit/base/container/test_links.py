@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.base.container.changes import Container, Journal
+from gpuhook.base.container.changes import ContainerRootfs, Journal
 from gpuhook.core.plan.operations import Symlink
 
 Case = dict[str, Any]
@@ -30,7 +30,7 @@ def make(root: Path, link: str, target: str) -> bool:
     """Make a link in the root of a container; tell whether anything had to be done."""
     before = {path: path.lstat().st_ino for path in root.rglob("*")}
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    with Container(fd, str(root), Journal()) as container:
+    with ContainerRootfs(fd, str(root), Journal()) as container:
         Symlink(link, target, replace=True, reason="").execute(container)
     return before != {path: path.lstat().st_ino for path in root.rglob("*")}
 

@@ -182,10 +182,12 @@ def test_mounts_below_a_plain_folder_are_own_unless_shared(
     made._host_table, made._table, made._known = None, proc.Mounts(b""), {}
     monkeypatch.setattr(mounts, "mount_id", lambda fd: str(fd).encode())
     made.settle("/srv/root", [])
-    assert made.verdict(mount) == mounts.Verdict(own, shared)
+    assert made.verdict(mount) == mounts.MountPermissions(own, shared)
     assert made.mounted("/srv/root") == ["/dev", "/home", "/a b", "/more"]
     made._known.clear()
     made.settle("/srv/root", [HOST.encode(), b"99 1 0:81 / /x rw - tmpfs tmpfs rw\n"])
-    assert made.verdict(191) == mounts.Verdict(False, False), "another has that filesystem"
-    assert made.verdict(24) == mounts.Verdict(True, True), "what is mounted there is seen elsewhere"
+    assert made.verdict(191) == mounts.MountPermissions(False, False), "another has that filesystem"
+    assert made.verdict(24) == mounts.MountPermissions(True, True), (
+        "what is mounted there is seen elsewhere"
+    )
     os.close(made._host)

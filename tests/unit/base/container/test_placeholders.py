@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.base.container import kernel
-from gpuhook.base.container.changes import Container, Journal
+from gpuhook.base.container.changes import ContainerRootfs, Journal
 
 FOLDER = "/usr/lib"
 
@@ -19,13 +19,13 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def container(root: Path) -> Iterator[Container]:
+def container(root: Path) -> Iterator[ContainerRootfs]:
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    with Container(fd, str(root), Journal()) as found:
+    with ContainerRootfs(fd, str(root), Journal()) as found:
         yield found
 
 
-def make(container: Container, *names: str) -> None:
+def make(container: ContainerRootfs, *names: str) -> None:
     for name in names:
         fd = container.mount_point(f"{FOLDER}/{name}")
         assert fd is not None
@@ -36,7 +36,7 @@ def inodes(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in (root / FOLDER[1:]).iterdir()}
 
 
-def test_each_placeholder_is_a_separate_file(container: Container, root: Path) -> None:
+def test_each_placeholder_is_a_separate_file(container: ContainerRootfs, root: Path) -> None:
     """Once a container runs without devices, they are ordinary files."""
     names = [f"lib{number}.so" for number in range(46)]
     make(container, *names)
@@ -47,7 +47,9 @@ def test_each_placeholder_is_a_separate_file(container: Container, root: Path) -
     assert [path.read_text() for path in made] == names
 
 
-def test_existing_files_of_the_image_are_used_unchanged(container: Container, root: Path) -> None:
+def test_existing_files_of_the_image_are_used_unchanged(
+    container: ContainerRootfs, root: Path
+) -> None:
     (root / "usr/lib/b").write_text("the image's")
     (root / "usr/lib/c").symlink_to("b")
     make(container, "a", "b", "c", "d")
@@ -58,7 +60,7 @@ def test_existing_files_of_the_image_are_used_unchanged(container: Container, ro
     assert sorted(inodes(root)) == ["b", "c"]
 
 
-def test_a_removed_placeholder_is_made_again(container: Container, root: Path) -> None:
+def test_a_removed_placeholder_is_made_again(container: ContainerRootfs, root: Path) -> None:
     make(container, "a")
     (root / "usr/lib/a").unlink()
     make(container, "b", "a")
@@ -66,7 +68,7 @@ def test_a_removed_placeholder_is_made_again(container: Container, root: Path) -
 
 
 def test_a_placeholder_swapped_for_a_link_is_not_mounted_on(
-    container: Container, root: Path, monkeypatch: pytest.MonkeyPatch
+    container: ContainerRootfs, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The descriptor to mount on is of the file that was made, whatever has its name."""
     create = kernel.create_file

@@ -23,10 +23,10 @@ from gpuhook.core.records import leases
 from gpuhook.monitor.containers import attached
 from gpuhook.monitor.ledger.records import Records
 from gpuhook.monitor.mps.control import Control
-from gpuhook.monitor.mps.keep import Keeper
+from gpuhook.monitor.mps.keep import MpsController
 from gpuhook.prefork import instance
-from gpuhook.tools.driver_folder.place import Place
-from gpuhook.tools.engines.lock import Lock
+from gpuhook.tools.driver_folder.place import FolderPath
+from gpuhook.tools.engines.lock import FolderLock
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import mps
 from gpuhook.vendors.nvidia.mps_mounts import BindPipe
@@ -35,19 +35,19 @@ from gpuhook.vendors.nvidia.mps_mounts import BindPipe
 def _mps(folder: Path) -> None:
     config = Config()
     config.state_dir = str(folder)
-    Keeper(config, print).stop()
+    MpsController(config, print).stop()
 
 
 def _daemon_of_mps(folder: Path) -> None:
     config = Config()
     config.state_dir = str(folder)
-    keeper = Keeper(config, print)
+    keeper = MpsController(config, print)
     keeper._make_folders(version=3)
     Control("", keeper.base, version=3).settle()
 
 
 def _place_of_mps(folder: Path) -> None:
-    made = BindPipe(str(folder), mps.State(2, (), "", 0, 1, ()), {}, "")
+    made = BindPipe(str(folder), mps.MpsState(2, (), "", 0, 1, ()), {}, "")
     with StateDirectory.opened(str(folder)) as claims:
         made._claim(claims)
 
@@ -61,12 +61,12 @@ def _inventory(folder: Path) -> None:
     config = Config()
     config.state_dir = str(folder)
     vendor = contract.load(registry.KNOWN["amd"])
-    with StateDirectory.opened(str(folder)) as opened, cache._Turn(opened, config, vendor):
+    with StateDirectory.opened(str(folder)) as opened, cache._QueryTurn(opened, config, vendor):
         pass
 
 
 def _installation(folder: Path) -> None:
-    with Lock(str(folder / "engines"), "installing", 1.0, GpuhookError).held():
+    with FolderLock(str(folder / "engines"), "installing", 1.0, GpuhookError).held():
         pass
 
 
@@ -81,7 +81,7 @@ def _claims(folder: Path) -> None:
 
 
 def _driver_folder(folder: Path) -> None:
-    with Place(str(folder / "driver")).locked():
+    with FolderPath(str(folder / "driver")).locked():
         pass
 
 

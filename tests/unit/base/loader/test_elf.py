@@ -28,7 +28,7 @@ def real_libraries() -> list[str]:
     )[:150]
 
 
-def read_path(path: str) -> elf.Library:
+def read_path(path: str) -> elf.ElfLibrary:
     fd = os.open(path, os.O_RDONLY)
     try:
         return elf.read(fd, path)

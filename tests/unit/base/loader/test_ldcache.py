@@ -110,7 +110,7 @@ def by_name(one: str, two: str) -> int:
     return loader_compare(two.split(" ", 1)[0], one.split(" ", 1)[0])
 
 
-def cache_order(one: ldcache.Entry, two: ldcache.Entry) -> int:
+def cache_order(one: ldcache.CacheEntry, two: ldcache.CacheEntry) -> int:
     """Cache.c's order: names descending, flags descending, processor folders first."""
     names = loader_compare(two.key, one.key)
     return names or two.flags - one.flags or (two.hwcap != 0) - (one.hwcap != 0)
@@ -493,7 +493,7 @@ def test_merging_equals_a_stable_sort(image: list[Addition], ours: list[Addition
     base = ldcache.merge(None, image)
     assume(is_ordered(base))
     merged = ldcache.merge(base, ours)
-    first = [ldcache.Entry(*addition, 0, 0) for addition in dict.fromkeys(ours)]
+    first = [ldcache.CacheEntry(*addition, 0, 0) for addition in dict.fromkeys(ours)]
     rest = [entry for entry in ldcache.parse(base).entries if entry not in first]
     wanted = sorted([*first, *rest], key=cmp_to_key(cache_order))
     assert list(ldcache.parse(merged).entries) == wanted

@@ -7,10 +7,10 @@ import pytest
 
 from gpuhook.base.errors import StateError
 from gpuhook.base.oci import lost_bundle
-from gpuhook.base.oci.spec import State, parse_state, read_spec
+from gpuhook.base.oci.spec import ContainerState, parse_state, read_spec
 
 
-def state(root: str | None) -> State:
+def state(root: str | None) -> ContainerState:
     given = {"id": "c", "pid": 7, "bundle": "/", **({} if root is None else {"root": root})}
     return parse_state(json.dumps(given).encode())
 

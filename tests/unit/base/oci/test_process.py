@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gpuhook.base.errors import SpecError
 from gpuhook.base.oci import process
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.base.oci.spec import Spec
 
-SET = Setting("A", "1", "why")
-FRONT = Setting("A", "/x", "why", front=True)
-OTHER = Setting("A", "/y", "why", front=True)
+SET = EnvironmentSetting("A", "1", "why")
+FRONT = EnvironmentSetting("A", "/x", "why", front=True)
+OTHER = EnvironmentSetting("A", "/y", "why", front=True)
 
 
 def spec(*env: str, **more: Any) -> Spec:
@@ -42,7 +42,7 @@ def env(made: Spec) -> list[str]:
     ],
 )
 def test_a_variable_is_set_once_in_place(
-    before: list[str], setting: Setting, after: list[str]
+    before: list[str], setting: EnvironmentSetting, after: list[str]
 ) -> None:
     made = process.set_variable(spec(*before), setting)
     assert env(made) == after
@@ -74,7 +74,7 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size
 
 @given(st.lists(st.tuples(st.sampled_from(["A", "B", "AB"]), VALUES)), st.booleans())
 def test_other_variables_are_unchanged(pairs: list[tuple[str, str]], front: bool) -> None:
-    setting = Setting("A", "/x", "why", front=front)
+    setting = EnvironmentSetting("A", "/x", "why", front=front)
     before = [f"{name}={value}" for name, value in pairs]
     made = process.set_variable(spec(*before), setting)
     others = [entry for entry in before if not entry.startswith("A=")]
@@ -144,5 +144,8 @@ def test_groups_of_another_type_are_refused() -> None:
 def test_environment_entries_that_are_not_text_are_ignored() -> None:
     spec = Spec("config.json", '{"process": {"env": [5, null, "A=1"]}}')
     assert (
-        process.set_variable(spec, Setting("B", "2", "a test")).data["process"]["env"][-1] == "B=2"
+        process.set_variable(spec, EnvironmentSetting("B", "2", "a test")).data["process"]["env"][
+            -1
+        ]
+        == "B=2"
     )

@@ -19,7 +19,7 @@ from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.device_plugin.status import FOLDER
 from gpuhook.core.contract import Vendor
 from gpuhook.core.inventory.model import Inventory
-from gpuhook.monitor.followed import Followed
+from gpuhook.monitor.followed import FollowedConfig
 
 
 def run(*words: str, **environ: str) -> Result:
@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Config]]:
     """Options with which the service was started, in place of a real start."""
     found: list[tuple[Settings, Config]] = []
 
-    def started(settings: Settings, config: Config, _: Followed) -> int:
+    def started(settings: Settings, config: Config, _: FollowedConfig) -> int:
         found.append((settings, config))
         return 3
 

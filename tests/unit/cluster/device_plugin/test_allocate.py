@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.base.errors import RequestError, UnknownDeviceError
-from gpuhook.cluster.device_plugin.allocate import Answer, Mount, allocate
+from gpuhook.cluster.device_plugin.allocate import ContainerResponse, Mount, allocate
 from gpuhook.cluster.device_plugin.settings import STRATEGIES, Settings
-from gpuhook.cluster.device_plugin.state import Node, Resource, Unit
+from gpuhook.cluster.device_plugin.state import DeviceSpec, Resource, Unit
 from gpuhook.core.cdi.names import annotated
 
 FOLDER = "/var/run/nvidia-container-devices"
-CONTROL = Node("/dev/nvidiactl", "/dev/nvidiactl")
+CONTROL = DeviceSpec("/dev/nvidiactl", "/dev/nvidiactl")
 ENABLED = {"NVIDIA_GDS": "enabled", "NVIDIA_IMEX_CHANNELS": "0"}
 
 
 def unit(name: str, **facts: Any) -> Unit:
-    nodes = (CONTROL, Node(f"/host/dev/{name}", f"/dev/{name}"))
+    nodes = (CONTROL, DeviceSpec(f"/host/dev/{name}", f"/dev/{name}"))
     return Unit(name, name, f"nvidia.com/gpu={name}", name, **{"nodes": nodes, **facts})
 
 
@@ -40,7 +40,7 @@ def by(*strategies: str, **facts: Any) -> Settings:
 def test_envvar_allocations_match_the_shared_cases(case: dict[str, Any]) -> None:
     ids, expected = case["input"]["ids"], case["expected"]
     answer = allocate(gpus(*ids), ids, by(*case["input"]["strategies"]))
-    assert answer == Answer(envs=expected["envs"])
+    assert answer == ContainerResponse(envs=expected["envs"])
 
 
 @pytest.mark.vectors("plugin_allocate", "plugin.allocate_cdi_annotations")
@@ -51,7 +51,7 @@ def test_annotation_allocations_match_the_shared_cases(case: dict[str, Any]) -> 
     settings = by("cdi-annotations", cdi_annotation_prefix=facts["prefix"])
     resource = gpus(*facts["ids"], cdi=tuple(beside))
     answer = allocate(resource, facts["ids"], settings, facts["allocation_id"])
-    assert answer == Answer(annotations=case["expected"].get("annotations", {}))
+    assert answer == ContainerResponse(annotations=case["expected"].get("annotations", {}))
 
 
 @pytest.mark.vectors("plugin_allocate", "plugin.validate_request")
@@ -110,7 +110,7 @@ def test_the_cdi_cri_strategy_answers_with_cdi_device_names() -> None:
     resource = gpus("a", "b", cdi=("nvidia.com/gds=all",), environment=ENABLED)
     answer = allocate(resource, ["b", "a"], by("cdi-cri"))
     names = ("nvidia.com/gpu=b", "nvidia.com/gpu=a", "nvidia.com/gds=all")
-    assert answer == Answer(cdi_devices=names)
+    assert answer == ContainerResponse(cdi_devices=names)
 
 
 def test_the_mounts_strategy_gives_nodes_and_the_driver_folder() -> None:

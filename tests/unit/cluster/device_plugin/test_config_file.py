@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.base.errors import ConfigError
-from gpuhook.cluster.device_plugin.config_file import Reader, read, reference_kind
+from gpuhook.cluster.device_plugin.config_file import ConfigReader, read, reference_kind
 from gpuhook.cluster.device_plugin.options import Content
 from gpuhook.cluster.device_plugin.settings import Sharing
 from gpuhook.core.cdi import yaml_reader
@@ -17,7 +17,7 @@ from gpuhook.core.cdi import yaml_reader
 GPU = "nvidia.com/gpu"
 
 
-def node(text: str) -> yaml_reader.Node:
+def node(text: str) -> yaml_reader.YamlNode:
     found = yaml_reader.read(text.encode())
     assert found is not None
     return found
@@ -42,9 +42,9 @@ def test_replicated_devices_match_the_shared_cases(case: dict[str, Any]) -> None
     question = node(case["input"]["json"])
     if case["expected"].get("error"):
         with pytest.raises(ConfigError):
-            Reader("f").devices(question)
+            ConfigReader("f").devices(question)
     else:
-        assert Reader("f").devices(question) == case["expected"]["devices"]
+        assert ConfigReader("f").devices(question) == case["expected"]["devices"]
 
 
 @pytest.mark.vectors("plugin_config", "plugin.replicated_resource")
@@ -52,9 +52,9 @@ def test_replicated_resources_match_the_shared_cases(case: dict[str, Any]) -> No
     question = node(json.dumps(case["input"]["resource"]))
     if case["expected"].get("error"):
         with pytest.raises(ConfigError):
-            Reader("f").replicated(question)
+            ConfigReader("f").replicated(question)
     else:
-        assert Reader("f").replicated(question)._asdict() == case["expected"]
+        assert ConfigReader("f").replicated(question)._asdict() == case["expected"]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ TABLES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(NAMES), TABLES) | TABLES)
 def test_any_content_is_read_or_refused(content: object) -> None:
-    reader = Reader("f")
+    reader = ConfigReader("f")
     text = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
     try:
         root = yaml_reader.read(text)

@@ -18,24 +18,24 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.cluster.device_plugin.allocate import allocate
 from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import Settings, Sharing
-from gpuhook.cluster.device_plugin.state import Resource, State
+from gpuhook.cluster.device_plugin.state import PluginState, Resource
 from gpuhook.core import contract
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Gpu, Mig
-from gpuhook.vendors.nvidia.model import Inventory as Nvidias
+from gpuhook.vendors.nvidia.model import NvidiaInventory as Nvidias
 from vendors import known
 
 GPU = "nvidia.com/gpu"
 UUIDS = [f"GPU-{n:08d}-0000-0000-0000-000000000000" for n in range(4)]
-Answer = tuple[State, list[str]]
+Answer = tuple[PluginState, list[str]]
 
 
 def machine(root: Path, *gpus: Gpu, lost: tuple[int, ...] = ()) -> Nvidias:
     made = machines.machine(*gpus)
     nodes = [
         *made.nodes,
-        *(Node(path, 508, 9) for one in gpus for m in one.mig for path in m.paths),
+        *(DeviceNode(path, 508, 9) for one in gpus for m in one.mig for path in m.paths),
     ]
     nodes = list({node.path: node for node in nodes}.values())
     (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def only(answer: Answer) -> Resource:
     return one
 
 
-def ids(state: State) -> Mapping[str, list[str]]:
+def ids(state: PluginState) -> Mapping[str, list[str]]:
     return {each.name: [unit.id for unit in each.units] for each in state.resources}
 
 
@@ -98,7 +98,7 @@ def test_gpus_are_offered_by_uuid(tmp_path: Path) -> None:
     assert "/dev/nvidia-fs0" not in inside
     assert first.nodes[0].host == f"{tmp_path}/dev/nvidiactl"
     assert second.id == UUIDS[1]
-    assert State.from_line(answer[0].to_line()) == answer[0]
+    assert PluginState.from_line(answer[0].to_line()) == answer[0]
 
 
 @pytest.mark.protects(
@@ -407,7 +407,7 @@ def test_memory_shares_beyond_the_devices_memory_are_unhealthy(
     assert one.units[0].memory == 80 << 30
     assert [reason in each for each in reasons(one)] == [True]
     assert bool(one.units[0].reason) == bool(reason)
-    assert State.from_line(answer[0].to_line()) == answer[0]
+    assert PluginState.from_line(answer[0].to_line()) == answer[0]
 
 
 def test_devices_without_memory_limits_cannot_be_shared_by_memory(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_intel_gpus_and_virtual_functions_are_offered_by_driver(
     assert one.name == f"gpu.intel.com/{driver}"
     whole = next(iter(found.devices))
     labels = [device.label for device in found.devices if device.names["uid"][0] in ids(
-        State((one,)))[one.name]]  # fmt: skip
+        PluginState((one,)))[one.name]]  # fmt: skip
     assert labels == ["0", "1.0", "1.1"], "a GPU with virtual functions is none itself"
     assert one.units[0].id == one.units[0].selector == whole.names["uid"][0]
     assert one.units[0].cdi == f"intel.com/gpu={whole.id}"
@@ -509,7 +509,7 @@ def test_linked_neuron_devices_are_reported_as_near(tmp_path: Path) -> None:
 def test_a_vendor_resource_is_named_after_its_cdi_kind(tmp_path: Path) -> None:
     tree = """
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.core.inventory.model import Device, Inventory, DeviceNode
 from gpuhook.core.contract import Vendor
 from gizmo import names
 
@@ -524,7 +524,7 @@ VENDOR = Gizmo()
         Device(f"gizmo{n}", str(n), {"index": (str(n),)}, (f"/dev/gizmo{n}",), state=state)
         for n, state in enumerate(("", "it is asleep"))
     )
-    nodes = tuple(Node(f"/dev/gizmo{n}", 9, n, inside=f"/dev/thing{n}") for n in range(2))
+    nodes = tuple(DeviceNode(f"/dev/gizmo{n}", 9, n, inside=f"/dev/thing{n}") for n in range(2))
     with known(tmp_path, "gizmo", vendor=tree):
         one = only(offered(Inventory("gizmo", str(tmp_path), "1", devices, nodes)))
     assert one.name == "gizmo.example/device"

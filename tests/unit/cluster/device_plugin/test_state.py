@@ -1,14 +1,14 @@
 """The device plugin's states, as lines and back."""
 
-from gpuhook.cluster.device_plugin.state import Node, Resource, State, Unit
+from gpuhook.cluster.device_plugin.state import DeviceSpec, PluginState, Resource, Unit
 
 
 def test_a_state_survives_conversion_to_a_line_and_back() -> None:
-    unit = Unit("GPU-1", "0", "nvidia.com/gpu=0", "GPU-1", (Node("/a", "/b"),), 1, "Lost.")
+    unit = Unit("GPU-1", "0", "nvidia.com/gpu=0", "GPU-1", (DeviceSpec("/a", "/b"),), 1, "Lost.")
     links = {"GPU-1": {"GPU-2": 3}}
     one = Resource("nvidia.com/gpu", "nvidia", "V", "/m", (unit,), 2, True, {"A": "b"}, links)
-    state = State((one, Resource("amd.com/gpu", "amd", "W", "", ())))
-    assert State.from_line(state.to_line()) == state
+    state = PluginState((one, Resource("amd.com/gpu", "amd", "W", "", ())))
+    assert PluginState.from_line(state.to_line()) == state
     assert state.to_line().count(b"\n") == 1
 
 

@@ -10,9 +10,9 @@ from timeouts import in_time
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.api_client import ApiError, Client
+from gpuhook.cluster.dra.api_client import ApiClient, ApiError
 from gpuhook.cluster.dra.claim_preparer import ClaimGoneError
-from gpuhook.cluster.dra.cluster import Cluster
+from gpuhook.cluster.dra.cluster import ClusterClaims
 
 ALLOCATION = {"devices": {"results": [{"request": "gpu", "driver": "gpu.nvidia.com"}]}}
 DEVICE = {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-1"}
@@ -24,10 +24,12 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
         yield made
 
 
-def cluster(api: ApiServer, node: str = "n1", patience: float = 15) -> tuple[Cluster, list[str]]:
+def cluster(
+    api: ApiServer, node: str = "n1", patience: float = 15
+) -> tuple[ClusterClaims, list[str]]:
     said: list[str] = []
     access = Access(api.url, f"{api.folder}/ca.crt", token=f"{api.folder}/token")
-    return Cluster(Client(access), node, said.append, patience), said
+    return ClusterClaims(ApiClient(access), node, said.append, patience), said
 
 
 def claim(api: ApiServer, requests: list[dict[str, Any]], name: str = "c1") -> str:

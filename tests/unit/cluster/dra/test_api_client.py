@@ -15,7 +15,7 @@ from timeouts import in_time
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.api_client import ApiError, Client, Watch, _Chunks, segment
+from gpuhook.cluster.dra.api_client import ApiClient, ApiError, WatchStream, _Chunks, segment
 
 NODE = "/api/v1/nodes/n1"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -28,12 +28,12 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
         yield made
 
 
-def client(api: ApiServer, url: str = "") -> Client:
+def client(api: ApiServer, url: str = "") -> ApiClient:
     folder = api.folder
-    return Client(Access(url or api.url, f"{folder}/ca.crt", token=f"{folder}/token"))
+    return ApiClient(Access(url or api.url, f"{folder}/ca.crt", token=f"{folder}/token"))
 
 
-def events(watch: Watch, count: int) -> list[dict[str, object]]:
+def events(watch: WatchStream, count: int) -> list[dict[str, object]]:
     """Return so many events, or those that came until the watch was over."""
     found: list[dict[str, object]] = []
     with in_time(200):
@@ -65,19 +65,19 @@ def test_a_client_certificate_gives_access(api: ApiServer) -> None:
     folder = api.folder
     key, crt = f"{folder}/client.key", f"{folder}/client.crt"
     access = Access(api.url, f"{folder}/ca.crt", certificate=crt, key=key)
-    assert Client(access).ask("GET", NODE)
+    assert ApiClient(access).ask("GET", NODE)
 
 
 def test_a_server_with_an_untrusted_certificate_is_refused(api: ApiServer, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     certify(other)
-    asking = Client(Access(api.url, f"{other}/ca.crt", token=f"{api.folder}/token"))
+    asking = ApiClient(Access(api.url, f"{other}/ca.crt", token=f"{api.folder}/token"))
     with pytest.raises(ApiError, match="its certificate isn't valid"):
         asking.ask("GET", NODE)
     named = Access(api.url, f"{api.folder}/ca.crt", token=TOKEN.encode(), server_name="elsewhere")
     with pytest.raises(ApiError, match="its certificate isn't valid"):
-        Client(named).ask("GET", NODE)
+        ApiClient(named).ask("GET", NODE)
     assert not api.asked
 
 
@@ -161,14 +161,14 @@ def test_retry_after_sets_the_pause_within_limits(api: ApiServer) -> None:
 
 def test_failed_requests_are_retried_until_the_deadline(api: ApiServer) -> None:
     slept: list[float] = []
-    asking = Client(client(api).access, sleep=slept.append)
+    asking = ApiClient(client(api).access, sleep=slept.append)
     api.fail(429, retry_after="2")
     api.fail(500)
     assert asking.insist("GET", NODE, 10)
     assert slept == [2.0, 0.4]
     api.fail(503, times=100)
     now = [0.0]
-    asking = Client(
+    asking = ApiClient(
         client(api).access, lambda: now[0], lambda seconds: now.append(now.pop() + seconds)
     )
     with pytest.raises(ApiError, match="refuses"):
@@ -184,7 +184,7 @@ def test_failed_requests_are_retried_until_the_deadline(api: ApiServer) -> None:
 
 
 @pytest.fixture
-def begun() -> Iterator[Callable[[Client, dict[str, str]], Watch]]:
+def begun() -> Iterator[Callable[[ApiClient, dict[str, str]], WatchStream]]:
     """Return what begins watches, which end with the test."""
     with contextlib.ExitStack() as stack:
         yield lambda asking, query: stack.enter_context(
@@ -192,7 +192,7 @@ def begun() -> Iterator[Callable[[Client, dict[str, str]], Watch]]:
         )
 
 
-Begun = Callable[[Client, dict[str, str]], Watch]
+Begun = Callable[[ApiClient, dict[str, str]], WatchStream]
 
 
 def test_a_watch_reports_matching_events_until_it_is_cut(api: ApiServer, begun: Begun) -> None:

@@ -58,7 +58,7 @@ def test_null_values_of_gpuhooks_configuration_count_as_missing() -> None:
     told = {"apiVersion": configs.API, "kind": configs.KIND, "memory": None}
     given = {"opaque": {"driver": "d", "parameters": told}}
     nvidia = registry.KNOWN["nvidia"]
-    assert configs.wish([given], "d", "a", nvidia, is_part=False) == configs.Wish()
+    assert configs.wish([given], "d", "a", nvidia, is_part=False) == configs.DeviceConfig()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ PARAMETERS: some.SearchStrategy[Any] = some.fixed_dictionaries(
 def test_any_configuration_is_read_or_refused(every: list[Any], vendor: str, is_part: bool) -> None:
     """In a sentence that a claim's status can have, and never by another error."""
     given = [{"source": "FromClaim", "opaque": {"driver": "d", "parameters": one}} for one in every]
-    error, found = "", configs.Wish()
+    error, found = "", configs.DeviceConfig()
     try:
         found = configs.wish(given, "d", "a", registry.KNOWN[vendor], is_part=is_part)
     except RequestError as refusal:

@@ -9,27 +9,29 @@ import pytest
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import RequestError
 from gpuhook.cluster.dra.claim_preparer import ClaimPreparer
-from gpuhook.cluster.dra.options import Options
-from gpuhook.monitor.ledger.records import COMPLETED, MPS, STARTED, Held, Record, Records
+from gpuhook.cluster.dra.options import DraOptions
+from gpuhook.monitor.ledger.records import COMPLETED, MPS, STARTED, HeldDevice, OwnerRecord, Records
 
-HELD = Held(device="gpu-a", vendor="nvidia", unit="GPU-a", whole="GPU-a")
-PART = Held(device="mig-1", vendor="nvidia", unit="MIG-1", whole="GPU-a")
+HELD = HeldDevice(device="gpu-a", vendor="nvidia", unit="GPU-a", whole="GPU-a")
+PART = HeldDevice(device="mig-1", vendor="nvidia", unit="MIG-1", whole="GPU-a")
 
 
 @pytest.mark.protects("dra-not-shared", "DRA: no claim gets a device that MPS shares")
 @pytest.mark.parametrize("held", [HELD, PART], ids=["the GPU", "a part of it"])
-def test_a_device_shared_by_mps_meanwhile_is_refused_to_a_claim(held: Held, tmp_path: Path) -> None:
+def test_a_device_shared_by_mps_meanwhile_is_refused_to_a_claim(
+    held: HeldDevice, tmp_path: Path
+) -> None:
     """After the service has looked at the ledger, and before the claim's work has its lock."""
     tmp_path.chmod(0o755)
     config = Config()
     config.state_dir = str(tmp_path)
     devices: Any = SimpleNamespace(config=config, look=list)
     claims: Any = None
-    handing = ClaimPreparer(devices, claims, Options(), lambda: None)
+    handing = ClaimPreparer(devices, claims, DraOptions(), lambda: None)
     records = Records(config.state_dir)
-    record = Record("gpu.nvidia.com", "u-1", "ns", "a", STARTED, records.boot, (held,))
+    record = OwnerRecord("gpu.nvidia.com", "u-1", "ns", "a", STARTED, records.boot, (held,))
     with records.locked():
         handing._check_free(record)
-        records.write(Record("", "", "", "", COMPLETED, records.boot, (HELD,), owner=MPS))
+        records.write(OwnerRecord("", "", "", "", COMPLETED, records.boot, (HELD,), owner=MPS))
         with pytest.raises(RequestError, match="shared by MPS"):
             handing._check_free(record)

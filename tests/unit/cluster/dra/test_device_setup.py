@@ -11,13 +11,13 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError
 from gpuhook.cluster.dra.device_setup import Effects
 from gpuhook.cluster.vendors.nvidia import claim_config
-from gpuhook.monitor.ledger.records import COMPLETED, Record, Setting
+from gpuhook.monitor.ledger.records import COMPLETED, ChangedSetting, OwnerRecord
 
-NONE = Record("gpu.nvidia.com", "u", "ns", "a", COMPLETED, "boot")
-SLICE = replace(NONE, settings=(Setting("nvidia", "GPU-a", "time-slice", 0, 1),))
+NONE = OwnerRecord("gpu.nvidia.com", "u", "ns", "a", COMPLETED, "boot")
+SLICE = replace(NONE, settings=(ChangedSetting("nvidia", "GPU-a", "time-slice", 0, 1),))
 
 
-def mps(folder: Path) -> Record:
+def mps(folder: Path) -> OwnerRecord:
     words = {"devices": ["GPU-a"], "threads": 0, "memory": 0, "folder": str(folder)}
     return replace(NONE, effects=({"vendor": "nvidia", "do": "mps", **words},))
 

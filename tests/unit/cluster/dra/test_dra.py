@@ -21,9 +21,9 @@ from gpuhook.base.errors import RequestError
 from gpuhook.cluster.dra import slices as dra
 from gpuhook.cluster.dra.slices import Choices, objects, quantity
 from gpuhook.cluster.vendors import slices
-from gpuhook.cluster.vendors.slices import Published, Slices, device_name, semantic
+from gpuhook.cluster.vendors.slices import PublishedDevice, Slices, device_name, semantic
 from gpuhook.core import contract
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.monitor import memory_limit_support
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.vendors import registry
@@ -79,7 +79,7 @@ def test_declared_vendors_devices_are_published(
     config = load(str(file))
     root = tmp_path / "root"
     nodes = declared_vendors.simulated(root, config, name, 2).nodes
-    monkeypatch.setattr(Node, "of", lambda path, *_: nodes.get(path))
+    monkeypatch.setattr(DeviceNode, "of", lambda path, *_: nodes.get(path))
     inventory = declared_vendors.looked_at(root, config, name)
     vendor = contract.load(registry.known(config)[name])
     made, _ = objects([(vendor, inventory)], NODE, config)
@@ -330,7 +330,7 @@ class Many(Slices):
     """A driver that offers what a test says."""
 
     driver = "gpu.example.com"
-    devices: tuple[Published, ...] = ()
+    devices: tuple[PublishedDevice, ...] = ()
     counters: dict[str, dict[str, int]] = {}  # noqa: RUF012
 
     def offer(self, *words: Any, **more: Any) -> slices.Offer:
@@ -343,7 +343,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(dra, "slices", slices)
 
     def make(
-        *found: Published, release: tuple[int, int] = (1, 35), **counters: dict[str, int]
+        *found: PublishedDevice, release: tuple[int, int] = (1, 35), **counters: dict[str, int]
     ) -> list[int]:
         Many.devices, Many.counters = found, {f"set-{key}": each for key, each in counters.items()}
         inventory = machines.machine()
@@ -354,8 +354,8 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def plain(number: int, **more: Any) -> Published:
-    return Published(f"gpu-{number}", "", {"type": "gpu"}, **more)
+def plain(number: int, **more: Any) -> PublishedDevice:
+    return PublishedDevice(f"gpu-{number}", "", {"type": "gpu"}, **more)
 
 
 def test_a_pool_without_devices_is_one_empty_slice(many: Any) -> None:
@@ -374,7 +374,7 @@ def test_a_slice_with_a_taint_has_at_most_64_devices(many: Any) -> None:
 COUNTERS = {f"c{number}": 1 for number in range(15)}
 
 
-def parted(gpu: int, count: int) -> list[Published]:
+def parted(gpu: int, count: int) -> list[PublishedDevice]:
     about = {"counters": f"set-{gpu}", "uses": {"c0": 1}}
     return [plain(gpu * 100 + number, **about) for number in range(count)]
 
@@ -392,10 +392,10 @@ def test_counters_are_in_their_devices_slice_in_1_34(many: Any) -> None:
 
 
 def test_long_values_are_cut(many: Any) -> None:
-    long = Published("gpu-0", "", {"model": "é" * 40, "type": "gpu"})
+    long = PublishedDevice("gpu-0", "", {"model": "é" * 40, "type": "gpu"})
     assert many(long) == [1]
 
 
 def test_too_many_attributes_are_left_out(many: Any) -> None:
     facts: dict[str, Any] = {f"a{number}": number for number in range(40)}
-    assert many(Published("gpu-0", "", facts, {"memory": 1})) == [1]
+    assert many(PublishedDevice("gpu-0", "", facts, {"memory": 1})) == [1]

@@ -14,8 +14,8 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import RequestError
 from gpuhook.base.sizes import parse_quantity
 from gpuhook.cluster.dra import configs, document
-from gpuhook.cluster.dra.document import Given
-from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.document import ClaimDevice
+from gpuhook.cluster.dra.options import DraOptions
 from gpuhook.core import contract
 from gpuhook.vendors import registry
 
@@ -30,11 +30,11 @@ def test_the_hook_is_added_only_for_a_device_with_a_limit(limited: bool, tmp_pat
     vendor = contract.load(AMD)
     more = {"mounts": [{"hostPath": "/dev/null", "containerPath": "/x"}]} if limited else {}
     devices = [
-        Given("uid-a", inventory.devices[0], vendor, inventory, more, with_hook=limited),
-        Given("uid-b", inventory.devices[1], vendor, inventory),
+        ClaimDevice("uid-a", inventory.devices[0], vendor, inventory, more, with_hook=limited),
+        ClaimDevice("uid-b", inventory.devices[1], vendor, inventory),
     ]
     where = document.path(str(tmp_path), "gpu.amd.com", "uid")
-    text = document.text("gpu.amd.com", devices, Options(cdi_hook_path=HOOK), Config())
+    text = document.text("gpu.amd.com", devices, DraOptions(cdi_hook_path=HOOK), Config())
     document.write(where, text)
     made = json.loads(Path(where).read_text())
     assert made["kind"] == "k8s.gpu.amd.com/claim"

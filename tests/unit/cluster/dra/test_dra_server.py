@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuhook.cluster.dra import server
-from gpuhook.cluster.dra.options import Options
+from gpuhook.cluster.dra.options import DraOptions
 from gpuhook.cluster.kubelet_endpoint import server as endpoint
 
 
@@ -32,7 +32,7 @@ def test_a_failed_driver_service_is_restarted_with_its_state(
     monkeypatch.setattr(endpoint, "_PAUSES", (0.01, 0.01))
     os.write(ours.fileno(), b'{"state": {"d": [{"pool": "n1", "device": "a", "health": 1, ')
     os.write(ours.fileno(), b'"message": ""}]}}\n')
-    options = Options(plugins=str(tmp_path), registry=str(tmp_path))
+    options = DraOptions(plugins=str(tmp_path), registry=str(tmp_path))
     assert asyncio.run(server.ClaimServer(options, None, theirs.detach(), said.append)._run()) == 0
     assert states[:2] == [[device], [device]]
     assert "is started again" in said[0]

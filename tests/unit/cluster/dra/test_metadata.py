@@ -9,8 +9,8 @@ import pytest
 from gpuhook.base.errors import RequestError
 from gpuhook.cluster.dra import metadata
 from gpuhook.cluster.dra.allocation_result import AllocationResult
-from gpuhook.cluster.dra.document import Given
-from gpuhook.monitor.ledger.records import Held
+from gpuhook.cluster.dra.document import ClaimDevice
+from gpuhook.monitor.ledger.records import HeldDevice
 
 DRIVER = "gpu.nvidia.com"
 REF = {"namespace": "ns", "name": "train", "uid": "0-1"}
@@ -31,8 +31,8 @@ def described(
     device: Any = None
     found = [
         AllocationResult(
-            Held(request.partition("/")[0], "n1", one),
-            Given(one, device, device, device, {"mounts": [{"containerPath": "/limit"}]}),
+            HeldDevice(request.partition("/")[0], "n1", one),
+            ClaimDevice(one, device, device, device, {"mounts": [{"containerPath": "/limit"}]}),
         )
         for request, one in devices
     ]

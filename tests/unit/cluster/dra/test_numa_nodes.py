@@ -12,7 +12,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.cluster.dra import slices as dra
 from gpuhook.cluster.dra.slices import Choices, objects
-from gpuhook.cluster.vendors.slices import Published
+from gpuhook.cluster.vendors.slices import PublishedDevice
 from gpuhook.core import contract
 from gpuhook.monitor.vendors import pci
 from gpuhook.vendors import registry
@@ -107,9 +107,9 @@ def test_numa_lists_are_published_only_where_accepted(tmp_path: Path) -> None:
 def test_slices_with_lists_have_fewer_devices() -> None:
     """The API server takes 64 where a device has a list, and 128 otherwise."""
     vendor = contract.load(registry.KNOWN["nvidia"])
-    found = {f"gpu-{at}": Published(f"gpu-{at}", "", {}) for at in range(100)}
+    found = {f"gpu-{at}": PublishedDevice(f"gpu-{at}", "", {}) for at in range(100)}
     for value, sizes in ((3, [100]), ((3, 2), [64, 36])):
-        driver = dra.Driver("gpu.nvidia.com", dict(found))
+        driver = dra.SliceDriver("gpu.nvidia.com", dict(found))
         for name in found:
             driver.vendors[name] = vendor, machines.machine()
             driver.places[name] = {NUMA: value}

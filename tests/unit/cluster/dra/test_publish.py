@@ -19,7 +19,7 @@ from gpuhook.cluster.dra import publish
 from gpuhook.cluster.dra import slices as dra
 from gpuhook.cluster.dra.access import Access
 from gpuhook.cluster.dra.publish import Publisher, wanted
-from gpuhook.cluster.dra.slice_reconciler import Keeper
+from gpuhook.cluster.dra.slice_reconciler import SliceReconciler
 from gpuhook.core import contract
 from gpuhook.vendors import registry
 
@@ -132,14 +132,14 @@ def test_a_failed_publisher_restarts_and_reports_the_error_once(
 ) -> None:
     """Begins again, says why once, and has all that is wanted."""
     failures = [RuntimeError("of a test"), RuntimeError("of a test")]
-    tend = Keeper.tend
+    tend = SliceReconciler.tend
 
-    def fail(keeper: Keeper) -> None:
+    def fail(keeper: SliceReconciler) -> None:
         if failures:
             raise failures.pop()
         tend(keeper)
 
-    monkeypatch.setattr(Keeper, "tend", fail)
+    monkeypatch.setattr(SliceReconciler, "tend", fail)
     monkeypatch.setattr(publish, "_PAUSES", (0.01, 0.02))
     started = start([device("a")])
     started.until(lambda: started.names() == ["a"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError
 from gpuhook.cluster.device_plugin.settings import Settings
-from gpuhook.cluster.device_plugin.state import State
+from gpuhook.cluster.device_plugin.state import PluginState
 from gpuhook.cluster.kubelet_endpoint.listener import Listener
 from gpuhook.monitor.host.child import Channel, Work
 from gpuhook.monitor.host.state_worker import StateWorker
@@ -356,7 +356,7 @@ def test_a_server_that_stops_reading_is_restarted(
 
 def test_only_the_last_waiting_state_is_kept(server: tuple[StateWorker, int]) -> None:
     made, _ = server
-    made.give(State().to_line())
+    made.give(PluginState().to_line())
     assert made.wants() == -1  # there is none yet
     made.tend()
     assert made.wants() == -1  # it fits into the pipe

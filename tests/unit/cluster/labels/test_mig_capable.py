@@ -8,7 +8,7 @@ import pytest
 from gpuhook.base.config.model import Config
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.cluster.vendors.nvidia import instances, labels
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
 
 class NotSupportedError(Exception):
@@ -41,7 +41,7 @@ def test_mig_capable_follows_the_mig_mode(
     answer = nvml(nvmlDeviceGetMigMode=mode)
     monkeypatch.setattr("gpuhook.vendors.nvidia.nvml.query", lambda *given: given[-1](answer))
     gpu = Gpu(0, 0, "GPU-0", "", "NVIDIA H100", "9.0", "Nvidia", mig_enabled=False, mig=())
-    inventory = Inventory("/", "580.65.06", "13.0", (gpu,), nodes=(), files=())
+    inventory = NvidiaInventory("/", "580.65.06", "13.0", (gpu,), nodes=(), files=())
     with Rootfs("/") as root:
         found = labels.labels(Config(), inventory, root, None, {})
     assert found["nvidia.com/mig.capable"] == capable

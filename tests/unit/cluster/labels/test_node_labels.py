@@ -15,8 +15,8 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.device_plugin.settings import Settings
 from gpuhook.cluster.dra.access import Access
-from gpuhook.cluster.dra.api_client import Client
-from gpuhook.cluster.labels.node_labels import OURS, Node, labels, text
+from gpuhook.cluster.dra.api_client import ApiClient
+from gpuhook.cluster.labels.node_labels import OURS, ClusterNode, labels, text
 from gpuhook.cluster.vendors.nvidia import labels as nvidia
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory
@@ -123,9 +123,9 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def node(api: ApiServer, tmp_path: Path) -> Node:
+def node(api: ApiServer, tmp_path: Path) -> ClusterNode:
     access = Access(api.url, f"{tmp_path}/ca.crt", token=f"{tmp_path}/token")
-    return Node("n1", Client(access))
+    return ClusterNode("n1", ApiClient(access))
 
 
 def metadata(api: ApiServer) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def metadata(api: ApiServer) -> dict[str, Any]:
     return found
 
 
-def test_a_node_gets_the_wanted_labels(api: ApiServer, node: Node) -> None:
+def test_a_node_gets_the_wanted_labels(api: ApiServer, node: ClusterNode) -> None:
     assert node.keep({"amd.com/a": "1", "amd.com/b": "2"})
     assert metadata(api)["labels"] == {
         "kubernetes.io/os": "linux", "amd.com/a": "1", "amd.com/b": "2",
@@ -143,14 +143,16 @@ def test_a_node_gets_the_wanted_labels(api: ApiServer, node: Node) -> None:
     ]
 
 
-def test_unchanged_labels_are_not_written_again(api: ApiServer, node: Node) -> None:
+def test_unchanged_labels_are_not_written_again(api: ApiServer, node: ClusterNode) -> None:
     node.keep({"amd.com/a": "1"})
     api.asked.clear()
     assert not node.keep({"amd.com/a": "1"})
     assert [method for method, *_ in api.asked] == ["GET"]
 
 
-def test_only_labels_written_by_gpuhook_are_removed_from_a_node(api: ApiServer, node: Node) -> None:
+def test_only_labels_written_by_gpuhook_are_removed_from_a_node(
+    api: ApiServer, node: ClusterNode
+) -> None:
     metadata(api)["labels"]["amd.com/theirs"] = "x"
     node.keep({"amd.com/a": "1", "amd.com/b": "2"})
     node.keep({"amd.com/b": "3", "amd.com/c": "4"})
@@ -167,7 +169,7 @@ def test_only_labels_written_by_gpuhook_are_removed_from_a_node(api: ApiServer, 
     "what a node's annotation says removes no label of others",
     instead="before = {key for key in noted.split(',') if key}",
 )
-def test_a_node_annotation_removes_only_vendor_labels(api: ApiServer, node: Node) -> None:
+def test_a_node_annotation_removes_only_vendor_labels(api: ApiServer, node: ClusterNode) -> None:
     """An account that may annotate a node, but not label it, can't have others' labels removed."""
     others = {
         f"{domain}/x": "y"
@@ -187,7 +189,9 @@ def test_a_node_annotation_removes_only_vendor_labels(api: ApiServer, node: Node
 
 
 @pytest.mark.parametrize("what", [403, 500, GARBAGE])
-def test_a_refusal_by_the_api_server_is_an_error(what: Any, api: ApiServer, node: Node) -> None:
+def test_a_refusal_by_the_api_server_is_an_error(
+    what: Any, api: ApiServer, node: ClusterNode
+) -> None:
     api.fail(what)
     with pytest.raises(PluginError):
         node.keep({"amd.com/a": "1"})

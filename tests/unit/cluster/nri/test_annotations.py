@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpuhook.cluster.nri.answer import InjectionMode, edits
-from gpuhook.cluster.nri.asked import Asked
+from gpuhook.cluster.nri.asked import ContainerRequest
 
 
 @pytest.mark.vectors("nri", "nri.requests")
@@ -17,5 +17,7 @@ def test_an_annotation_gives_no_device_the_kubelet_has_not_allocated(
     """A user who may annotate a pod would get every device of the node."""
     given = case["input"]
     annotations = tuple(given["annotations"].items())
-    asked = Asked(given["pod_namespace"], "pod", given["container"], "", (), (), annotations)
+    asked = ContainerRequest(
+        given["pod_namespace"], "pod", given["container"], "", (), (), annotations
+    )
     assert edits(asked, replace(way, given=(lambda *_: []) if gate else None)) == {}

@@ -20,9 +20,9 @@ from yardstick import costs_less
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError, MemoryLimitError, NoDriverError, RequestError
 from gpuhook.cluster.nri import parser
-from gpuhook.cluster.nri.answer import Answer, InjectionMode, decide
-from gpuhook.cluster.nri.asked import LONGEST, PATIENCE, Asked, check_length
-from gpuhook.cluster.nri.service import Plugin
+from gpuhook.cluster.nri.answer import InjectionMode, NriResponse, decide
+from gpuhook.cluster.nri.asked import LONGEST, PATIENCE, ContainerRequest, check_length
+from gpuhook.cluster.nri.service import NriPlugin
 from gpuhook.cluster.nri.verdicts import Verdicts
 from gpuhook.core.inventory import cache
 from gpuhook.core.resolve import resolve
@@ -90,7 +90,7 @@ def settings_of(machine: Machine, **chosen: Any) -> Config:
     return config
 
 
-def spec_of(env: Iterable[str], asked: Asked) -> dict[str, Any]:
+def spec_of(env: Iterable[str], asked: ContainerRequest) -> dict[str, Any]:
     return {
         "process": {"env": [*env], "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}},
         "mounts": [{"destination": to, "source": source} for to, source in asked.mounts],
@@ -111,7 +111,9 @@ def first_entries(env: Iterable[str]) -> list[str]:
     return [*found.values()]
 
 
-def strangers(machine: Machine, env: list[str], asked: Asked, config: Config) -> set[str]:
+def strangers(
+    machine: Machine, env: list[str], asked: ContainerRequest, config: Config
+) -> set[str]:
     """Return which devices runtimes give that know no verdict, whatever they go by."""
     found: set[str] = set()
     for read in (list, first_entries):
@@ -142,7 +144,9 @@ def of_amds(machine: Machine, env: Iterable[str]) -> set[str]:
     }
 
 
-def check(machine: Machine, asked: Asked, config: Config, names: list[tuple[str, str]]) -> Answer:
+def check(
+    machine: Machine, asked: ContainerRequest, config: Config, names: list[tuple[str, str]]
+) -> NriResponse:
     """Let the gate decide, and check that no runtime gives more; RequestError if it refuses."""
     way = InjectionMode(config, HOOK, given=lambda *_: names)
     answer = decide(asked, way)
@@ -263,7 +267,7 @@ def test_no_runtime_gives_more_devices_than_the_kubelet(
     notes: dict[str, str], names: list[tuple[str, str]], flags: dict[str, bool], handler: str,
     merge: Any,
 ) -> None:  # fmt: skip
-    asked = Asked(
+    asked = ContainerRequest(
         "team", "pod", "main", handler, tuple(merge(image, pod)), tuple(mounts),
         tuple(notes.items()), tuple(notes.items()), ID,
     )  # fmt: skip
@@ -279,16 +283,20 @@ ONE = ("nvidia.com/gpu", FIRST)
 ALL = "NVIDIA_VISIBLE_DEVICES=all"
 
 
-def asking(*env: str, handler: str = "", **more: Any) -> Asked:
-    return Asked("team", "pod", "main", handler, env, id=ID, **more)
+def asking(*env: str, handler: str = "", **more: Any) -> ContainerRequest:
+    return ContainerRequest("team", "pod", "main", handler, env, id=ID, **more)
 
 
-def refused(machine: Machine, asked: Asked, match: str, *names: Any, **chosen: Any) -> None:
+def refused(
+    machine: Machine, asked: ContainerRequest, match: str, *names: Any, **chosen: Any
+) -> None:
     with pytest.raises(RequestError, match=match):
         check(machine, asked, settings_of(machine, **chosen), [*names])
 
 
-def changed(machine: Machine, asked: Asked, *names: Any, **chosen: Any) -> dict[str, str]:
+def changed(
+    machine: Machine, asked: ContainerRequest, *names: Any, **chosen: Any
+) -> dict[str, str]:
     answer = check(machine, asked, settings_of(machine, **chosen), [*names])
     return dict(each.partition("=")[::2] for each in answer.edits.get("env", ()))
 
@@ -507,7 +515,7 @@ def test_a_request_for_any_gives_the_devices_of_the_kubelet(
             decide(asked, InjectionMode(settings_of(machine), HOOK))
 
 
-def limited(*env: str, handler: str = "", **annotations: str) -> Asked:
+def limited(*env: str, handler: str = "", **annotations: str) -> ContainerRequest:
     """Return a container whose pod has these annotations for it, and one for its neighbour."""
     own = [(MEMORY.format("main", end), text) for end, text in annotations.items()]
     notes = (*own, (MEMORY.format("other", "limit"), "1Gi"))
@@ -667,7 +675,7 @@ def test_long_requests_are_refused_in_time(machine: Machine) -> None:
         wire.message((6, wire.message((1, f"a{n}"), (2, "b")))) for n in range(150_000)
     )
     payload = wire.message((1, b""), (2, notes + wire.message((8, ALL))))
-    plugin = Plugin.__new__(Plugin)
+    plugin = NriPlugin.__new__(NriPlugin)
     way = InjectionMode(settings_of(machine), HOOK, given=lambda *_: [])
     plugin._current, plugin._last = lambda: way, None
 

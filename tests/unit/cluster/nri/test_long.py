@@ -7,7 +7,7 @@ from yardstick import costs_less
 
 from gpuhook.base.errors import RequestError
 from gpuhook.cluster.nri.answer import InjectionMode, edits
-from gpuhook.cluster.nri.asked import Asked
+from gpuhook.cluster.nri.asked import ContainerRequest
 from gpuhook.vendors import registry
 from gpuhook.vendors.ascend import variables as ascend
 from gpuhook.vendors.neuron.vendor import CORES
@@ -56,7 +56,7 @@ def test_an_overlong_device_request_is_refused_at_once(
     way: InjectionMode, name: str, gate: bool
 ) -> None:
     way.config.swarm_resource = "DOCKER_RESOURCE_GPU"
-    asked = Asked("team", "pod", "main", "", *LONG[name])
+    asked = ContainerRequest("team", "pod", "main", "", *LONG[name])
 
     def ask() -> None:
         with pytest.raises(RequestError, match=r"asks for devices .* may have"):
@@ -67,7 +67,9 @@ def test_an_overlong_device_request_is_refused_at_once(
 
 def test_long_unrelated_variables_are_accepted(way: InjectionMode) -> None:
     """They aren't read, and without a word to us nothing is."""
-    asked = Asked("n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1"))
+    asked = ContainerRequest(
+        "n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1")
+    )
     assert edits(asked, way)
-    asked = Asked("n", "p", "c", "", tuple(f"A{each}=" for each in range(MANY)))
+    asked = ContainerRequest("n", "p", "c", "", tuple(f"A{each}=" for each in range(MANY)))
     assert edits(asked, replace(way, given=lambda *_: [])) == {}

@@ -15,8 +15,8 @@ from hypothesis import strategies as some
 
 from gpuhook.base.errors import PluginError
 from gpuhook.cluster.nri import parser as module
-from gpuhook.cluster.nri.asked import Asked
-from gpuhook.cluster.nri.parser import NoMessageError, Parser, Request
+from gpuhook.cluster.nri.asked import ContainerRequest
+from gpuhook.cluster.nri.parser import NoMessageError, NriRequest, Parser
 
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 PATIENCE = 20.0  # seconds, on a machine that is busy
@@ -46,14 +46,14 @@ def creating(*env: str) -> bytes:
 def test_the_parser_returns_requests_and_refuses_invalid_messages(parser: Parser) -> None:
     env = ("A=1", "", "B=\x01é\U0001f600", "A=2")
     found = parser.request(creating(*env), PATIENCE)
-    expected = Asked(
+    expected = ContainerRequest(
         "team", "pod", "main", "h", env, (("/to", "/from"),), (), (("a", "b"),), id="c1"
     )
-    assert found == Request(SERVICE, "CreateContainer", asked=expected)
+    assert found == NriRequest(SERVICE, "CreateContainer", asked=expected)
     configuring = request("Configure", wire.message((2, "containerd"), (3, "2.1")))
     assert parser.request(configuring, PATIENCE).engine == ("containerd", "2.1")
     assert parser.request(request("Synchronize", wire.message((3, 1))), PATIENCE).more
-    assert parser.request(request("X"), PATIENCE) == Request(SERVICE, "X")
+    assert parser.request(request("X"), PATIENCE) == NriRequest(SERVICE, "X")
     assert not parser.request(request("CreateContainer", b"\xff"), PATIENCE).understood
     assert parser.status(wire.message((1, wire.message((1, 5), (2, "no")))), PATIENCE) == (5, "no")
     assert parser.status(b"", PATIENCE) == (0, "")

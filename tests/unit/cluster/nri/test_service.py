@@ -19,13 +19,13 @@ from wire import Value, integer, messages, string
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ConfigError, PluginError, RequestError
-from gpuhook.cluster.nri.answer import Answer, InjectionMode, edits
-from gpuhook.cluster.nri.asked import PATIENCE, Asked
+from gpuhook.cluster.nri.answer import InjectionMode, NriResponse, edits
+from gpuhook.cluster.nri.asked import PATIENCE, ContainerRequest
 from gpuhook.cluster.nri.parser import Parser
-from gpuhook.cluster.nri.service import Plugin, _refusal, run
+from gpuhook.cluster.nri.service import NriPlugin, _refusal, run
 from gpuhook.cluster.nri.transport import PLUGIN, REQUEST, RESPONSE, RUNTIME, Connection
 from gpuhook.core.inventory import cache
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.resolve import resolve
 from gpuhook.vendors import registry
 
@@ -110,7 +110,7 @@ class Served:
     def _run(self, current: Callable[[], InjectionMode]) -> None:
         try:
             connection = Connection(self.ours, self._reader)
-            Plugin(connection, self.parser, current, self.said.append, "50").serve()
+            NriPlugin(connection, self.parser, current, self.said.append, "50").serve()
         except PluginError as error:
             self.failed = error
         finally:
@@ -281,33 +281,36 @@ def test_device_mounts_do_not_bypass_the_gate(way: InjectionMode, handler: str) 
     gated = InjectionMode(config, HOOK, given=lambda *_: given)
     for name in ("all", "2"):
         mounts = (("/var/run/amd-container-devices/" + name, "/dev/null"),)
-        asked = Asked("team", "pod", "main", handler, ("AMD_VISIBLE_DEVICES=1",), mounts)
+        asked = ContainerRequest("team", "pod", "main", handler, ("AMD_VISIBLE_DEVICES=1",), mounts)
         with pytest.raises(RequestError, match="kubelet hasn't allocated"):
             edits(asked, gated)
     mounts = (("/var/run/amd-container-devices/1", "/dev/null"),)
-    assert edits(Asked("team", "pod", "main", handler, (), mounts), gated) == {}
+    assert edits(ContainerRequest("team", "pod", "main", handler, (), mounts), gated) == {}
 
 
 SECOND = ("amd.com/gpu", "0x84cafeae17e7610")
 THIRD = ("amd.com/gpu", "0x84cafeae17e7620")
 FOLDER = "/var/run/amd-container-devices/cdi"
 # What the configuration says, what the container asks by, and what the kubelet has to have given.
-DOCUMENTED: dict[str, tuple[dict[str, Any], Asked, tuple[str, str]]] = {
+DOCUMENTED: dict[str, tuple[dict[str, Any], ContainerRequest, tuple[str, str]]] = {
     "mode cdi": (
-        {"mode": "cdi"}, Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=1",)), SECOND),
+        {"mode": "cdi"}, ContainerRequest("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=1",)),
+        SECOND),
     "all in mode cdi": (
-        {"mode": "cdi"}, Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=all",)),
+        {"mode": "cdi"}, ContainerRequest("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=all",)),
         ("amd.com/gpu", "all")),
     "another maker's kind": (
         {"cdi_kinds_from_environment": ("a.com/b",)},
-        Asked("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=a.com/b=3",)), ("a.com/b", "3::1")),
+        ContainerRequest("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=a.com/b=3",)),
+        ("a.com/b", "3::1")),
     "a mount": (
         {"accept_volume_mounts": True},
-        Asked("n", "p", "c", "gpu-py", (), ((f"{FOLDER}/a.com/b/3", "/dev/null"),)),
+        ContainerRequest("n", "p", "c", "gpu-py", (), ((f"{FOLDER}/a.com/b/3", "/dev/null"),)),
         ("a.com/b", "3")),
     "an annotation": (
         {"accept_annotations": True},
-        Asked("n", "p", "c", "gpu-py", (), (), (("cdi.k8s.io/x", "amd.com/gpu=1"),)), SECOND),
+        ContainerRequest("n", "p", "c", "gpu-py", (), (), (("cdi.k8s.io/x", "amd.com/gpu=1"),)),
+        SECOND),
 }  # fmt: skip
 
 
@@ -347,7 +350,9 @@ def test_the_kubelet_is_asked_once_for_a_container(way: InjectionMode) -> None:
     gate = InjectionMode(way.config, HOOK, given=given)
     for handler in ("gpu-py", ""):
         for name in ("first", "second"):
-            edits(Asked("team", "pod", name, handler, ("AMD_VISIBLE_DEVICES=all",)), gate)
+            edits(
+                ContainerRequest("team", "pod", name, handler, ("AMD_VISIBLE_DEVICES=all",)), gate
+            )
     assert asked == [("team", "pod", "first"), ("team", "pod", "second")] * 2
 
 
@@ -368,7 +373,7 @@ def test_the_kubelet_is_asked_with_the_remaining_time(
         return [SECOND]
 
     monkeypatch.setattr(cache, "get_inventory", slow)
-    asked = Asked("team", "pod", "main", "", ("AMD_VISIBLE_DEVICES=1",))
+    asked = ContainerRequest("team", "pod", "main", "", ("AMD_VISIBLE_DEVICES=1",))
     edits(asked, InjectionMode(way.config, HOOK, given=given))
     assert 0 <= seconds[0] <= PATIENCE - 0.3
 
@@ -427,7 +432,7 @@ def test_no_handler_gives_devices_the_kubelet_has_not_allocated(
     config = way.config
     config.accept_envvar_unprivileged = accepts
     config.accept_volume_mounts = config.accept_annotations = True
-    asked = Asked("team", "pod", "main", handler, (variable,), mounts, notes)
+    asked = ContainerRequest("team", "pod", "main", handler, (variable,), mounts, notes)
     outcomes = set()
     for by_cdi, names in itertools.product((False, True), ([], [SECOND], [SECOND, THIRD])):
         gate = InjectionMode(config, HOOK, by_cdi, lambda *_, names=names: names)
@@ -460,7 +465,10 @@ def test_imex_channels_are_given_only_if_allocated_by_the_kubelet(
 ) -> None:
     inventory = machines.machine(machines.gpu(0, 0))
     folder = "/dev/nvidia-caps-imex-channels"
-    inventory.nodes = (*inventory.nodes, *(Node(f"{folder}/channel{n}", 500, n) for n in (0, 5)))
+    inventory.nodes = (
+        *inventory.nodes,
+        *(DeviceNode(f"{folder}/channel{n}", 500, n) for n in (0, 5)),
+    )
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
     gpu = ("nvidia.com/gpu", inventory.devices[0].id)
     config = Config()
@@ -475,7 +483,7 @@ def test_imex_channels_are_given_only_if_allocated_by_the_kubelet(
         ((), mounts, True),
     ):
         env = ("NVIDIA_IMEX_CHANNELS=5", *more) if more else ()
-        asked = Asked("team", "pod", "main", handler, env, places)
+        asked = ContainerRequest("team", "pod", "main", handler, env, places)
         for names in ([gpu], [gpu, ("gpu.nvidia.com/imex-channel", "0")]):
             gate = InjectionMode(config, HOOK, given=lambda *_, names=names: names)
             if is_ours:
@@ -551,7 +559,7 @@ def test_an_overlong_answer_becomes_a_refusal(
     served.engine.registration()
     with monkeypatch.context() as patch:
         many = {"env": [f"A{number}={'x' * 1000}" for number in range(5000)]}
-        patch.setattr("gpuhook.cluster.nri.service.answer.decide", lambda *_: Answer(many))
+        patch.setattr("gpuhook.cluster.nri.service.answer.decide", lambda *_: NriResponse(many))
         assert "the response is too long" in refusal(served.engine.create("AMD_VISIBLE_DEVICES=1"))
     assert len(nodes(served.engine.create("AMD_VISIBLE_DEVICES=1"))) == 3
 

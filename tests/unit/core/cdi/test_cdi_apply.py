@@ -51,7 +51,7 @@ def spec_of(data: dict[str, Any], indent: int | None = 1) -> Spec:
     return Spec("/bundle/config.json", json.dumps(data, indent=indent))
 
 
-def look(root: Path, given_: dict[str, Any]) -> folders.Found:
+def look(root: Path, given_: dict[str, Any]) -> folders.FolderContent:
     """Make the folder etc of a case, which holds files or is written with one's name."""
     (root / "etc").mkdir()
     files = given_.get("etc", {})

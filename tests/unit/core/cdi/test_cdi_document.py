@@ -28,20 +28,20 @@ PHRASES = {
 }
 
 
-def of(document_: dict[str, Any]) -> reading.Reading:
+def of(document_: dict[str, Any]) -> reading.ParseResult:
     """Read a document that stands in a file as JSON."""
     return read(json.dumps(document_).encode())
 
 
-def text(value: str, head: str = HEAD + DEVICE) -> reading.Reading:
+def text(value: str, head: str = HEAD + DEVICE) -> reading.ParseResult:
     return read((head + value).encode())
 
 
-def sentences(reading: reading.Reading) -> list[str]:
+def sentences(reading: reading.ParseResult) -> list[str]:
     return [problem.sentence for problem in reading.problems]
 
 
-def judge(reading: reading.Reading, expected: dict[str, Any]) -> None:
+def judge(reading: reading.ParseResult, expected: dict[str, Any]) -> None:
     """Compare with what a case expects: ok or valid, an error, or an error of a phrase."""
     fine = expected.get("ok", expected.get("valid", False))
     assert (reading.document is not None, not reading.problems) == (fine, fine)

@@ -10,7 +10,7 @@ import pytest
 from timeouts import in_time
 
 from gpuhook.core.cdi import document, folders, names, parse_result
-from gpuhook.core.cdi.folders import FileError, Found, Ignored, Parses, read_folders
+from gpuhook.core.cdi.folders import FileError, FolderContent, IgnoredFile, ParseCache, read_folders
 
 Case = dict[str, Any]
 
@@ -41,7 +41,7 @@ def fill(folder: Path, files: dict[str, Any] | None) -> None:
             path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def with_errors(found: Found) -> set[str]:
+def with_errors(found: FolderContent) -> set[str]:
     """Return the files that the library books an error on: bad ones, and those in conflict."""
     conflicts = {file for files in found.conflicts.values() for file in files}
     return {error.file for error in found.errors} | conflicts
@@ -70,7 +70,7 @@ def test_devices_of_folders_match_the_shared_cases(case: Case, tmp_path: Path) -
 
 @pytest.mark.vectors("cdi_cache", "cdi.cache_refresh")
 def test_changed_folders_match_the_shared_cases(case: Case, tmp_path: Path) -> None:
-    parses = Parses()
+    parses = ParseCache()
     for step, expected in zip(case["input"]["steps"], case["expected"]["after_each"], strict=True):
         for name in ("etc", "run"):
             fill(tmp_path / name, step[name])
@@ -225,13 +225,13 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
     counted: list[bytes] = []
     real = document.read
 
-    def read(data: bytes) -> parse_result.Reading:
+    def read(data: bytes) -> parse_result.ParseResult:
         counted.append(data)
         return real(data)
 
     monkeypatch.setattr(document, "read", read)
     fill(tmp_path / "etc", {"a.json": of("x"), "b.json": "{"})
-    parses = Parses()
+    parses = ParseCache()
     first = read_folders(both(tmp_path), parses)
     again = read_folders(both(tmp_path), parses)
     assert len(counted) == 2
@@ -244,7 +244,7 @@ def test_an_unchanged_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("keep", ["time", "size", "number"])
 def test_a_changed_file_is_read_again(tmp_path: Path, keep: str) -> None:
     fill(tmp_path / "etc", {"a.json": of("x")})
-    path, parses = tmp_path / "etc" / "a.json", Parses()
+    path, parses = tmp_path / "etc" / "a.json", ParseCache()
     before = path.stat()
     read_folders(both(tmp_path), parses)
     other = of("y") if keep != "number" else of("y") + " "
@@ -260,7 +260,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, keep: str) -> None:
 
 def test_removed_files_are_forgotten(tmp_path: Path) -> None:
     fill(tmp_path / "etc", {"a.json": of("x"), "b.json": of("y")})
-    parses = Parses()
+    parses = ParseCache()
     read_folders(both(tmp_path), parses)
     (tmp_path / "etc/a.json").unlink()
     read_folders(both(tmp_path), parses)
@@ -270,7 +270,7 @@ def test_removed_files_are_forgotten(tmp_path: Path) -> None:
 def test_an_error_text_names_file_and_line() -> None:
     assert str(FileError("/a.json", 3, "x")) == "/a.json, line 3: x"
     assert str(FileError("/a.json", None, "x")) == "/a.json: x"
-    assert Ignored("a", "b").to_json() == {"file": "a", "reason": "b"}
+    assert IgnoredFile("a", "b").to_json() == {"file": "a", "reason": "b"}
 
 
 def test_a_file_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:

@@ -14,15 +14,23 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import CdiError, UnknownDeviceError
 from gpuhook.core.cdi import versions
 from gpuhook.core.cdi.document import read
-from gpuhook.core.cdi.generate import ALL, STRATEGIES, CdiWriter, Reader, Source, generate, tidy
-from gpuhook.core.inventory.model import EVERYBODY, Node
+from gpuhook.core.cdi.generate import (
+    ALL,
+    STRATEGIES,
+    CdiReader,
+    CdiWriter,
+    SpecSource,
+    generate,
+    tidy,
+)
+from gpuhook.core.inventory.model import EVERYBODY, DeviceNode
 from gpuhook.core.inventory.model import Inventory as AnyInventory
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.plan.operations import BindDevice, BindFile
 from gpuhook.tools.cdi.write import to_text
 from gpuhook.tools.cli import cli
 from gpuhook.vendors.nvidia import driver_files, names
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
@@ -32,11 +40,13 @@ Case = dict[str, Any]
 Edits = dict[str, Any]
 
 
-def source(inventory: Inventory, config: Config | None = None, path: str | None = None) -> Source:
-    return Source(VENDOR, inventory, config or Config(), HOOK, path)
+def source(
+    inventory: NvidiaInventory, config: Config | None = None, path: str | None = None
+) -> SpecSource:
+    return SpecSource(VENDOR, inventory, config or Config(), HOOK, path)
 
 
-def document(inventory: Inventory, *strategies: str, config: Config | None = None) -> Case:
+def document(inventory: NvidiaInventory, *strategies: str, config: Config | None = None) -> Case:
     return generate(source(inventory, config), strategies or ("index",)).document
 
 
@@ -48,8 +58,8 @@ def paths(found: Edits) -> list[str]:
     return [node["path"] for node in found.get("deviceNodes", ())]
 
 
-def rooted(inventory: Inventory, root: str) -> Inventory:
-    return Inventory(root, *(getattr(inventory, name) for name in (
+def rooted(inventory: NvidiaInventory, root: str) -> NvidiaInventory:
+    return NvidiaInventory(root, *(getattr(inventory, name) for name in (
         "driver_version", "cuda_version", "gpus", "nodes", "files", "lost", "mig_minors",
     )))  # fmt: skip
 
@@ -118,9 +128,9 @@ def test_a_gpu_in_mig_mode_without_mig_devices_is_left_out_with_warning() -> Non
     assert made.warnings == ["GPU 0 is in MIG mode and has no MIG device"]
 
 
-def without_node(inventory: Inventory, path: str) -> Inventory:
+def without_node(inventory: NvidiaInventory, path: str) -> NvidiaInventory:
     nodes = tuple(node for node in inventory.nodes if node.path != path)
-    return Inventory("/", VERSION, "13.0", inventory.gpus, nodes, inventory.files)
+    return NvidiaInventory("/", VERSION, "13.0", inventory.gpus, nodes, inventory.files)
 
 
 def test_a_gpu_without_its_device_node_is_left_out_with_warning() -> None:
@@ -140,7 +150,9 @@ def test_a_machine_without_a_gpu_is_an_error() -> None:
 
 def test_a_lost_gpu_causes_a_warning() -> None:
     inventory = machine(gpu(0, 0))
-    lost = Inventory("/", VERSION, "13.0", inventory.gpus, inventory.nodes, inventory.files, (4,))
+    lost = NvidiaInventory(
+        "/", VERSION, "13.0", inventory.gpus, inventory.nodes, inventory.files, (4,)
+    )
     assert generate(source(lost)).warnings == ["GPU 4 has fallen off the bus (lost)"]
 
 
@@ -192,13 +204,13 @@ def test_a_different_host_path_of_a_node_is_written() -> None:
     assert (node["path"], node["hostPath"]) == ("/dev/nvidia0", "/drv/dev/nvidia0")
 
 
-def closed_machine(mode: int) -> Inventory:
+def closed_machine(mode: int) -> NvidiaInventory:
     inventory = machine(gpu(0, 0))
     nodes = [
-        Node(node.path, *node.numbers, mode, 0, 44) if "dri/" in node.path else node
+        DeviceNode(node.path, *node.numbers, mode, 0, 44) if "dri/" in node.path else node
         for node in inventory.nodes
     ]
-    return Inventory("/", VERSION, "13.0", inventory.gpus, tuple(nodes), inventory.files)
+    return NvidiaInventory("/", VERSION, "13.0", inventory.gpus, tuple(nodes), inventory.files)
 
 
 def test_a_restricted_device_node_adds_its_group() -> None:
@@ -219,9 +231,9 @@ def test_a_restricted_device_node_adds_its_group() -> None:
 def test_fields_too_new_for_the_oldest_engine_are_omitted_with_warning(
     highest: str, written: bool
 ) -> None:
-    reader = Reader("podman 4.9.3", highest)
+    reader = CdiReader("podman 4.9.3", highest)
     here = closed_machine(0o660)
-    made = generate(Source(VENDOR, here, Config(), HOOK, None, lambda: reader), ("index",))
+    made = generate(SpecSource(VENDOR, here, Config(), HOOK, None, lambda: reader), ("index",))
     assert ("additionalGids" in edits(made.document)["0"]) == written
     assert versions.accepts(highest, made.document["cdiVersion"])
     said = [text for text in made.warnings if "podman 4.9.3" in text]
@@ -231,14 +243,14 @@ def test_fields_too_new_for_the_oldest_engine_are_omitted_with_warning(
 
 
 def test_no_warning_where_no_additional_group_is_needed() -> None:
-    reader = Reader("podman 4.9.3", "0.6.0")
-    asked: list[Reader] = []
+    reader = CdiReader("podman 4.9.3", "0.6.0")
+    asked: list[CdiReader] = []
 
-    def ask() -> Reader:
+    def ask() -> CdiReader:
         asked.append(reader)
         return reader
 
-    made = generate(Source(VENDOR, closed_machine(0o666), Config(), HOOK, None, ask))
+    made = generate(SpecSource(VENDOR, closed_machine(0o666), Config(), HOOK, None, ask))
     assert not [text for text in made.warnings if "podman" in text]
     assert not asked  # it would take a twentieth of a second
 
@@ -246,7 +258,9 @@ def test_no_warning_where_no_additional_group_is_needed() -> None:
 def test_without_gpuhooks_hook_links_are_mounts_and_nvidias_hook_is_used() -> None:
     here = machine(gpu(0, 0))
     usual = generate(source(here), ("index",)).document["containerEdits"]
-    made = generate(Source(VENDOR, here, Config(), HOOK, without_hook=True), ("index",)).document
+    made = generate(
+        SpecSource(VENDOR, here, Config(), HOOK, without_hook=True), ("index",)
+    ).document
     common = made["containerEdits"]
     [hook] = common["hooks"]
     folders = [word for each in (own.FOLDER, own.FOLDER32) for word in ("--folder", each)]
@@ -306,7 +320,7 @@ def npus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnyInventory:
 
 def test_a_vendor_without_driver_files_gets_no_hook(npus: AnyInventory) -> None:
     vendor = second_vendor.part("vendor").VENDOR
-    made = generate(Source(vendor, npus, Config(), HOOK), ("type-index",))
+    made = generate(SpecSource(vendor, npus, Config(), HOOK), ("type-index",))
     found = made.document
     assert found["kind"] == "acme.example/npu"
     assert [device["name"] for device in found["devices"]] == ["npu0", "npu2", "part1.0", "part1.1"]
@@ -320,7 +334,7 @@ def test_a_vendor_without_driver_files_gets_no_hook(npus: AnyInventory) -> None:
 
 def test_warnings_name_excluded_devices_and_special_variables(npus: AnyInventory) -> None:
     vendor = second_vendor.part("vendor").VENDOR
-    made = generate(Source(vendor, npus, Config(), HOOK))
+    made = generate(SpecSource(vendor, npus, Config(), HOOK))
     assert made.warnings == [
         "NPU 3: it is in reset",
         "There is no device all: NPUs of the boards B0 and B1 can't work in one container",
@@ -338,7 +352,7 @@ def test_warnings_name_excluded_devices_and_special_variables(npus: AnyInventory
 def test_a_device_without_a_valid_name_is_an_error(npus: AnyInventory) -> None:
     vendor = second_vendor.part("vendor").VENDOR
     with pytest.raises(CdiError, match="isn't a valid device name"):
-        generate(Source(vendor, npus, Config(), HOOK), ("uuid",))
+        generate(SpecSource(vendor, npus, Config(), HOOK), ("uuid",))
 
 
 @pytest.mark.parametrize("form", ["yaml", "json"])
@@ -350,7 +364,9 @@ def test_a_device_without_a_valid_name_is_an_error(npus: AnyInventory) -> None:
         closed_machine(0o660),
     ],
 )
-def test_generated_cdi_specs_are_valid_and_survive_reading(inventory: Inventory, form: str) -> None:
+def test_generated_cdi_specs_are_valid_and_survive_reading(
+    inventory: NvidiaInventory, form: str
+) -> None:
     made = document(inventory, *STRATEGIES)
     reading = read(to_text(made, form).encode())
     assert reading.problems == ()
@@ -381,7 +397,7 @@ def is_of_another_mode(case: Case) -> bool:
     return True
 
 
-def machine_of(case: Case, root: Path, library: Any) -> Inventory:
+def machine_of(case: Case, root: Path, library: Any) -> NvidiaInventory:
     """Return the machine of a case: its tree in files, its nodes by name."""
     tree = case["input"]["tree"]
     for path in tree["files"]:
@@ -398,10 +414,10 @@ def machine_of(case: Case, root: Path, library: Any) -> Inventory:
     with Rootfs(str(root)) as below:
         index = driver_files.LibraryIndex(below, "/no/cache", folders)
         found = driver_files.find_all(below, index, case["input"]["driver_version"])
-    nodes = tuple(Node(path, 195, at) for at, path in enumerate(tree["nodes"]))
+    nodes = tuple(DeviceNode(path, 195, at) for at, path in enumerate(tree["nodes"]))
     facts = vars(gpu(0, 0))
     one = Gpu(**{**facts, "drm": ()})
-    return Inventory(str(root), case["input"]["driver_version"], "13.0", (one,), nodes, found)
+    return NvidiaInventory(str(root), case["input"]["driver_version"], "13.0", (one,), nodes, found)
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.generate_document")
@@ -570,7 +586,7 @@ def test_additional_groups_match_the_shared_cases(case: Case) -> None:
     """A case without a mode has Node's; ours is always known."""
     given = case["input"]
     mode = EVERYBODY if given["mode"] is None else int(given["mode"], 8)
-    node = Node("/dev/foo", 1, 2, mode, gid=given["gid"])
+    node = DeviceNode("/dev/foo", 1, 2, mode, gid=given["gid"])
     groups = [node.group] if node.group and not given["disabled"] else None
     assert groups == case["expected"]["additionalGids"]
 
@@ -582,7 +598,7 @@ def test_device_nodes_match_the_shared_cases(case: Case) -> None:
     root = given.get("hostPath", given["path"]).removesuffix(given["path"]) or "/"
     status = given.get("stat", {})
     numbers = (status.get("major", 100), status.get("minor", 200))
-    node = Node(given["path"], *numbers, 0o666, status.get("uid", 0), status.get("gid", 0))
+    node = DeviceNode(given["path"], *numbers, 0o666, status.get("uid", 0), status.get("gid", 0))
     fixed = (100,) if status else ()
     [found] = CdiWriter(fixed).write([BindDevice(root, node, "")]).edits["deviceNodes"]
     expected.update(permissions="rw", fileMode=0o666)

@@ -9,11 +9,18 @@ from machines import VERSION, gpu, machine, mig
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.loader import layout
-from gpuhook.core.cdi.generate import Source, generate
-from gpuhook.core.cdi.hook import FOLDERS_CONFIG, AlreadyMounted, Given, Work, by_mounts, devices
+from gpuhook.core.cdi.generate import SpecSource, generate
+from gpuhook.core.cdi.hook import (
+    FOLDERS_CONFIG,
+    AlreadyMounted,
+    EngineDevices,
+    HookWork,
+    by_mounts,
+    devices,
+)
 from gpuhook.core.plan.image import Image
 from gpuhook.core.plan.operations import Symlink, UpdateLdCache, WriteFile
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.own_files import PROFILE_PATH, MaskProc
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -24,9 +31,9 @@ MUSL = Image(layout.Layout("/usr/lib", None, uses_cache=False))
 Spec = dict[str, Any]
 
 
-def spec_of(inventory: Inventory, *names: str) -> Spec:
+def spec_of(inventory: NvidiaInventory, *names: str) -> Spec:
     """Return what an engine writes for these devices of our own document."""
-    made = generate(Source(VENDOR, inventory, Config(), "/x"), ("index",)).document
+    made = generate(SpecSource(VENDOR, inventory, Config(), "/x"), ("index",)).document
     by_name = {device["name"]: device["containerEdits"] for device in made["devices"]}
     every = [made["containerEdits"], *(by_name[name] for name in names)]
     numbers = {node.path: node.numbers for node in inventory.nodes}
@@ -47,9 +54,9 @@ def nowhere(path: str) -> None:
 
 
 def found(
-    spec: Spec, inventory: Inventory, numbers_at: Callable[[str], Any] = nowhere
+    spec: Spec, inventory: NvidiaInventory, numbers_at: Callable[[str], Any] = nowhere
 ) -> list[str]:
-    return [device.label for device in devices(Given(spec, [], numbers_at), inventory)]
+    return [device.label for device in devices(EngineDevices(spec, [], numbers_at), inventory)]
 
 
 @pytest.mark.parametrize("names", [["0"], ["1"], ["0", "1"]])
@@ -165,9 +172,9 @@ def test_misshapen_specs_contain_no_gpus(spec: Spec) -> None:
 # The plan -----------------------------------------------------------------------------------
 
 
-def plan(spec: Spec, image: Image = DEBIAN, inventory: Inventory | None = None) -> list[Any]:
+def plan(spec: Spec, image: Image = DEBIAN, inventory: NvidiaInventory | None = None) -> list[Any]:
     inventory = inventory or machine(gpu(0, 3), gpu(1, 0))
-    return Work(spec, [], VENDOR, inventory, Config(), nowhere).plan(image).operations
+    return HookWork(spec, [], VENDOR, inventory, Config(), nowhere).plan(image).operations
 
 
 def given(*names: str) -> Spec:

@@ -62,7 +62,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(tmp_path)
     real = document.read
 
-    def read(data: bytes) -> parse_result.Reading:
+    def read(data: bytes) -> parse_result.ParseResult:
         made.reads += 1
         return real(data)
 

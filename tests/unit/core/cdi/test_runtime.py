@@ -14,7 +14,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import CdiError, GpuhookError, UnknownDeviceError
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core.cdi import parse_cache
-from gpuhook.core.cdi.folders import Found
+from gpuhook.core.cdi.folders import FolderContent
 from gpuhook.tools.cli import cli
 
 DOCUMENT = {
@@ -157,7 +157,7 @@ def test_a_cdi_spec_replaced_while_it_is_read_is_refused(
     real = parse_cache.read_folders
     trusted = site.documents / "maker.json"
 
-    def look(config: Config, documents: parse_cache.Documents | None) -> Found:
+    def look(config: Config, documents: parse_cache.Documents | None) -> FolderContent:
         found = real(config, documents)
         text = trusted.read_text()
         trusted.unlink()

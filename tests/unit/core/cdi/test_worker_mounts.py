@@ -11,7 +11,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import SpecError
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core.cdi import apply, hook_args, worker_mounts
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.nvidia.vendor import VENDOR
 from gpuhook.vendors.registry import KNOWN
@@ -34,7 +34,7 @@ def driver(tmp_path: Path) -> Path:
 def made() -> dict[str, Any]:
     inventory = machine(gpu(0, 3), gpu(1, 0))
     return generate(
-        Source(VENDOR, inventory, Config(), f"{FOLDER}/gpuhook-cdi-hook"), ("index",)
+        SpecSource(VENDOR, inventory, Config(), f"{FOLDER}/gpuhook-cdi-hook"), ("index",)
     ).document
 
 

@@ -14,9 +14,9 @@ from gpuhook.base.cgroup import answers
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.inventory import cache, fingerprint, model
-from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.inventory.model import DeviceNode, DriverFile
 from gpuhook.vendors.nvidia import discover
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 ICD = "usr/share/vulkan/icd.d/nvidia_icd.json"
@@ -48,7 +48,7 @@ class Machine:
         full.parent.mkdir(parents=True, exist_ok=True)
         full.write_text(text)
 
-    def look(self, config: Config) -> Inventory:
+    def look(self, config: Config) -> NvidiaInventory:
         self.looks += 1
         version = f"look {self.looks}"
         self.meanwhile()
@@ -59,7 +59,7 @@ class Machine:
             DriverFile("manifest", f"/{ICD}", f"/{ICD}", "graphics", content="{}"),
         )
         files = tuple(each for each in every if (self.root / each.path.lstrip("/")).exists())
-        return Inventory(str(self.root), version, "13.0", (), (), files, self.lost)
+        return NvidiaInventory(str(self.root), version, "13.0", (), (), files, self.lost)
 
     def get(self) -> str:
         return cache.get_inventory(self.config, VENDOR).version
@@ -97,7 +97,7 @@ def link_to_nothing(library: Path) -> None:
 
 
 @pytest.fixture
-def noted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> cache.Loaded:
+def noted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> cache.LoadedInventory:
     """An inventory whose files' folders were looked at some time after they were made."""
     machine.get()
     loaded = cache.load(machine.config, VENDOR)
@@ -110,7 +110,7 @@ def noted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> cache.Loaded:
 
 @pytest.mark.parametrize("change", [remove, remove_folder, exchange_folder, link_to_nothing])
 def test_a_removed_or_replaced_file_is_detected_by_its_folder(
-    change: Callable[[Path], None], machine: Machine, noted: cache.Loaded
+    change: Callable[[Path], None], machine: Machine, noted: cache.LoadedInventory
 ) -> None:
     assert noted.is_same(machine.config)
     change(machine.root / "usr/lib/libcuda.so.580.65.06")
@@ -118,7 +118,7 @@ def test_a_removed_or_replaced_file_is_detected_by_its_folder(
 
 
 def test_files_in_a_recorded_folder_are_not_checked_one_by_one(
-    machine: Machine, noted: cache.Loaded, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, noted: cache.LoadedInventory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
     real = fingerprint.missing
@@ -265,15 +265,15 @@ def test_missing_paths_in_world_writable_folders_are_not_watched(tmp_path: Path)
 
 
 def test_a_changed_device_node_is_detected() -> None:
-    good = Node.of("/dev/null", os.stat("/dev/null"))
+    good = DeviceNode.of("/dev/null", os.stat("/dev/null"))
     assert good is not None
     fields = {name: getattr(good, name) for name in good.fields()}
     assert fingerprint.same_nodes("/", [good], ())
     for name in ("major", "minor", "mode", "uid", "gid"):
-        other = Node(**{**fields, name: fields[name] + 1})
+        other = DeviceNode(**{**fields, name: fields[name] + 1})
         assert not fingerprint.same_nodes("/", [other], ())
         assert fingerprint.same_nodes("/", [other], ("/dev",))
-    assert not fingerprint.same_nodes("/", [good, Node("/dev/nothing", 1, 99)], ())
+    assert not fingerprint.same_nodes("/", [good, DeviceNode("/dev/nothing", 1, 99)], ())
 
 
 def test_two_configurations_have_separate_inventories(machine: Machine) -> None:

@@ -4,10 +4,10 @@ import pytest
 
 from gpuhook.base.errors import LostDeviceError, UnknownDeviceError
 from gpuhook.core.inventory import model
-from gpuhook.core.inventory.model import NOBODY, Device, Node
+from gpuhook.core.inventory.model import NOBODY, Device, DeviceNode
 from gpuhook.core.inventory.selection import select
 from gpuhook.vendors.nvidia import names
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, Selection, selection
+from gpuhook.vendors.nvidia.model import Gpu, Mig, NvidiaInventory, Selection, selection
 
 A, B, C = (
     "GPU-8f3a1c00-0000-4000-8000-00000000000a",
@@ -21,8 +21,8 @@ def gpu(index: int, uuid: str, bus: str, mig: tuple[Mig, ...] = ()) -> Gpu:
     return Gpu(index, 7 - index, uuid, bus, "NVIDIA H200", "9.0", "Nvidia", bool(mig), mig)
 
 
-def machine(*gpus: Gpu, lost: tuple[int, ...] = ()) -> Inventory:
-    return Inventory("/", "580.65.06", "13.0", gpus, (), (), lost)
+def machine(*gpus: Gpu, lost: tuple[int, ...] = ()) -> NvidiaInventory:
+    return NvidiaInventory("/", "580.65.06", "13.0", gpus, (), (), lost)
 
 
 MACHINE = machine(
@@ -37,7 +37,7 @@ MACHINE = machine(
 )
 
 
-def selected(*selectors: str, inventory: Inventory = MACHINE) -> Selection:
+def selected(*selectors: str, inventory: NvidiaInventory = MACHINE) -> Selection:
     return selection(inventory, select(selectors, inventory, names))
 
 
@@ -158,7 +158,7 @@ def test_an_error_lists_fewer_devices_the_longer_their_names_are(length: int, co
     assert str(caught.value).count("N0") == count
 
 
-def numbered(*numbers: int, lost: tuple[int, ...] = ()) -> Inventory:
+def numbered(*numbers: int, lost: tuple[int, ...] = ()) -> NvidiaInventory:
     return machine(*(gpu(n, f"GPU-{n:04}", f"0:{n:x}:0.0") for n in numbers), lost=lost)
 
 
@@ -192,7 +192,7 @@ LOSSES = numbered(0, 1, 2, 4, 6, 7, lost=(3, 5))
     ],
 )
 def test_an_unknown_selector_error_states_the_cause(
-    there: Inventory, selector: str, words: str
+    there: NvidiaInventory, selector: str, words: str
 ) -> None:
     with pytest.raises(UnknownDeviceError) as caught:
         selected(selector, inventory=there)
@@ -299,4 +299,4 @@ GID = 44
 def test_a_nodes_group_is_given_only_if_its_mode_requires_it(
     mode: int, gid: int, group: int
 ) -> None:
-    assert Node("/dev/a", 1, 2, mode, 0, gid).group == group
+    assert DeviceNode("/dev/a", 1, 2, mode, 0, gid).group == group

@@ -9,15 +9,15 @@ from machines import FILES, VERSION, asked, gpu, granted, machine
 from gpuhook.base.config.model import Config
 from gpuhook.base.loader import layout
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core.cdi.generate import CdiWriter, Source, generate
-from gpuhook.core.cdi.hook import Work, by_mounts
+from gpuhook.core.cdi.generate import CdiWriter, SpecSource, generate
+from gpuhook.core.cdi.hook import HookWork, by_mounts
 from gpuhook.core.inventory.model import DriverFile
 from gpuhook.core.plan import spec_edits
 from gpuhook.core.plan.image import Image
 from gpuhook.core.plan.operations import Operation, Plan
 from gpuhook.core.planner import make_plan
 from gpuhook.vendors.nvidia.edits import WriteCopy
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.variables import CAPABILITIES
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -41,9 +41,9 @@ LIB64 = Image(layout.Layout("/usr/lib64", "/usr/lib", uses_cache=True))
 MUSL = Image(layout.Layout("/usr/lib", None, uses_cache=False))
 
 
-def fedora(root: str = "/") -> Inventory:
+def fedora(root: str = "/") -> NvidiaInventory:
     facts = MACHINE.driver_version, MACHINE.cuda_version, MACHINE.gpus, MACHINE.nodes
-    return Inventory(root, *facts, FEDORA)
+    return NvidiaInventory(root, *facts, FEDORA)
 
 
 def plan(image: Image, *capabilities: str, root: str = "/") -> Plan:
@@ -126,7 +126,7 @@ def mounts(edits: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_cdi_spec_has_manifests_unchanged_and_libraries_at_their_paths() -> None:
-    made = generate(Source(VENDOR, fedora(), Config(), "/x"), ("index",)).document
+    made = generate(SpecSource(VENDOR, fedora(), Config(), "/x"), ("index",)).document
     found = mounts(made["containerEdits"])
     assert found[ICD] == "/usr/share/v/x.json"
     assert found[f"/usr/lib64/{FILE}"] == f"/usr/lib64/{FILE}"
@@ -143,8 +143,8 @@ def hook_steps(document: dict[str, Any], files: tuple[DriverFile, ...] = FEDORA)
             {"destination": each["containerPath"], "source": each["hostPath"]} for each in common
         ],
     }
-    inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
-    work = Work(spec, [], VENDOR, inventory, Config(), by_mounts(spec, "/b"))
+    inventory = NvidiaInventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
+    work = HookWork(spec, [], VENDOR, inventory, Config(), by_mounts(spec, "/b"))
     return work.plan(DEBIAN).operations
 
 
@@ -152,8 +152,8 @@ def test_the_hook_links_library_paths_that_a_manifest_names_elsewhere() -> None:
     """A distribution may have links from the folder that its manifests name."""
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
     files = (*FEDORA, alias)
-    inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
-    made = generate(Source(VENDOR, inventory, Config(), "/x"), ("index",)).document
+    inventory = NvidiaInventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
+    made = generate(SpecSource(VENDOR, inventory, Config(), "/x"), ("index",)).document
     steps = [op.to_json() for op in hook_steps(made, files) if op.kind == "symlink"]
     links = [(op["destination"], op["target"]) for op in steps]
     assert links.count((f"/opt/nvidia/lib/{GLX}", f"/usr/lib64/{FILE}")) == 1
@@ -163,8 +163,8 @@ def test_the_hook_links_library_paths_that_a_manifest_names_elsewhere() -> None:
 def test_a_manifest_may_name_the_librarys_own_path() -> None:
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/usr/lib64/{FILE}", "graphics")
     files = (*FEDORA, alias)
-    inventory = Inventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
-    made = generate(Source(VENDOR, inventory, Config(), "/x"), ("index",)).document
+    inventory = NvidiaInventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)
+    made = generate(SpecSource(VENDOR, inventory, Config(), "/x"), ("index",)).document
     steps = hook_steps(made, files)
     places = [op.to_json()["destination"] for op in steps if op.kind == "symlink"]
     assert f"/usr/lib64/{FILE}" not in places
@@ -176,8 +176,8 @@ def test_a_manifest_may_name_the_librarys_own_path() -> None:
 def test_a_cdi_spec_without_a_hook_mounts_all_manifest_paths() -> None:
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
     facts = MACHINE.driver_version, MACHINE.cuda_version, MACHINE.gpus, MACHINE.nodes
-    inventory = Inventory("/", *facts, (*FEDORA, alias))
-    source = Source(VENDOR, inventory, Config(), "/x", without_hook=True)
+    inventory = NvidiaInventory("/", *facts, (*FEDORA, alias))
+    source = SpecSource(VENDOR, inventory, Config(), "/x", without_hook=True)
     found = mounts(generate(source, ("index",)).document["containerEdits"])
     assert found[ICD] == "/usr/share/v/x.json"
     assert found[f"/opt/nvidia/lib/{GLX}"] == f"/usr/lib64/{FILE}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.base.container import changes, kernel
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     SOCKET_OPTIONS,
@@ -79,7 +79,7 @@ def a_node(_: Path) -> Operation:
     status = os.stat("/dev/null")
     assert stat.S_ISCHR(status.st_mode)
     numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-    return BindDevice("/", Node("/dev/null", *numbers, 0o666), "")
+    return BindDevice("/", DeviceNode("/dev/null", *numbers, 0o666), "")
 
 
 @pytest.mark.protects(

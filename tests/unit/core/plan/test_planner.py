@@ -13,7 +13,7 @@ from gpuhook.core.plan.image import Image
 from gpuhook.core.plan.operations import AllowDevice, Plan
 from gpuhook.vendors.nvidia.cuda_compat import CudaCompat, Note
 from gpuhook.vendors.nvidia.edits import COMPAT_CONFIG
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 
 LIBS = own.FOLDER
 MACHINE = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 0))
@@ -22,7 +22,7 @@ MACHINE = machine(gpu(0, 3, (mig(0, 1, 12, 13), mig(1, 2, 21, 22))), gpu(1, 0))
 def plan(
     what: Image | None = None,
     privileged: bool = True,
-    where: Inventory | None = None,
+    where: NvidiaInventory | None = None,
     **env: str,
 ) -> Plan:
     variables = {"NVIDIA_VISIBLE_DEVICES": "1", **env}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import gpuhook
-from gpuhook.base.oci.process import Setting
+from gpuhook.base.oci.process import EnvironmentSetting
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core.cdi.generate import CdiWriter
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan import operations as steps
 from gpuhook.core.plan import spec_edits
 from gpuhook.core.plan.operations import (
@@ -31,7 +31,7 @@ from gpuhook.core.plan.spec_edits import SpecWriter
 from gpuhook.core.plan.writer import PlanWriter
 from gpuhook.hpc.rootfs import fstab, units
 
-NODE = Node("/dev/maker0", 240, 7, 0o660, 0, 44)
+NODE = DeviceNode("/dev/maker0", 240, 7, 0o660, 0, 44)
 FILE = BindFile("/", "/etc/hostname", "/usr/share/maker/name", FILE_OPTIONS, "")
 CACHE = UpdateLdCache((("libm.so.1", "/usr/lib/libm.so.1", 0x303),), "")
 
@@ -106,7 +106,7 @@ def test_a_node_is_written_with_its_rule_and_group_in_every_format() -> None:
 @pytest.mark.parametrize(
     ("op", "unwritten"),
     [
-        (SetVariable(Setting("A", "1", "")), ""),
+        (SetVariable(EnvironmentSetting("A", "1", "")), ""),
         (AddGroup(44, ""), ""),
         (AllowDevice((240, 7), ""), ""),
         (BindDevice("/", NODE, ""), ""),

@@ -18,7 +18,7 @@ from steps import edit, resolve
 from gpuhook import prestart_hook
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import AnyDeviceError, HeldError, RequestError, UnknownDeviceError
-from gpuhook.base.oci.spec import Spec, State
+from gpuhook.base.oci.spec import ContainerState, Spec
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.core.inventory import nearness
 from gpuhook.core.inventory.model import Inventory
@@ -191,7 +191,7 @@ def kept(host: Host, name: str, *labels: str) -> None:
     code = "import time; time.sleep(1000)"
     host.running[name] = subprocess.Popen([sys.executable, "-c", code])
     pid = host.running[name].pid
-    record = records.describe(State(name, pid, "/b", None), {}, [])
+    record = records.describe(ContainerState(name, pid, "/b", None), {}, [])
     record["given"] = [records.given(host.names, host.inventory, devices, ())]
     process = os.open(f"/proc/{pid}", os.O_PATH)
     with records.RecordWriter(host.config.state_dir, process, record):

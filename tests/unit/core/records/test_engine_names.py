@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core.records import engine_names, leases, records
 
 ID = "0123456789abcdef" * 4
@@ -15,7 +15,7 @@ MOBY = "io.containerd.runtime.v2.task/moby"
 
 def record(bundle: Path, manager: str = "") -> dict[str, Any]:
     annotations = {"io.container.manager": manager} if manager else None
-    return {**records.describe(State(ID, 7, str(bundle), None), annotations, []), "pid": 7}
+    return {**records.describe(ContainerState(ID, 7, str(bundle), None), annotations, []), "pid": 7}
 
 
 def of_docker(folder: Path, about: str = '{"Name": "/training"}', place: str = "") -> Path:

@@ -13,16 +13,16 @@ from steps import resolve
 from gpuhook.base.cgroup.access import device_rules
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import HeldError
-from gpuhook.base.oci.spec import Spec, State
+from gpuhook.base.oci.spec import ContainerState, Spec
 from gpuhook.core import spec_devices
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.core.records import exclusive_request, leases
 from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.registry import known
 
 KIND = "acme.example/npu"
 CARD = "maker.example/card"
-STATE = State("web", 7, "/bundle", None)
+STATE = ContainerState("web", 7, "/bundle", None)
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +164,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Inventory:
             *(Device(name, name, {}, paths) for name, paths in devices.items()),
             *(Device(f"B/{n}", f"B/{n}", {}, ("/parts", f"/x{n}"), parent="B") for n in "01"),
         ),
-        tuple(Node(path, *numbers) for path, numbers in nodes.items()),
+        tuple(DeviceNode(path, *numbers) for path, numbers in nodes.items()),
         control=("/control",),
     )
     monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: made)
@@ -252,7 +252,7 @@ def test_a_container_holds_a_device_by_a_cgroup_rule(
         "/",
         "1",
         tuple(Device(str(minor), str(minor), {}, (path,)) for minor, path in names.items()),
-        tuple(Node(path, 240, minor) for minor, path in names.items()),
+        tuple(DeviceNode(path, 240, minor) for minor, path in names.items()),
     )
     monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: made)
     record = held(spec, KIND)

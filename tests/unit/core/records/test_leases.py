@@ -15,8 +15,8 @@ import pytest
 
 from gpuhook.base.errors import HeldError
 from gpuhook.base.host import proc
-from gpuhook.base.oci.spec import State
-from gpuhook.core.inventory.model import Device, Inventory, Node
+from gpuhook.base.oci.spec import ContainerState
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.core.records import leases, records
 
 KIND = "acme.example/npu"
@@ -54,7 +54,7 @@ def given(*devices: str, parent: str = "", kind: str = KIND) -> dict[str, Any]:
 
 
 def record(*gifts: dict[str, Any], name: str = "web", **more: Any) -> dict[str, Any]:
-    facts = records.describe(State(name, 0, "", None), None, [])
+    facts = records.describe(ContainerState(name, 0, "", None), None, [])
     return {**facts, "given": [*gifts], **more}
 
 
@@ -118,7 +118,7 @@ def numbered(*selected: str, kind: str = KIND, **paths: str) -> dict[str, Any]:
     """
     devices = [Device(name, name, {}, tuple(numbers.split())) for name, numbers in paths.items()]
     every = dict.fromkeys(path for device in devices for path in device.nodes)
-    nodes = tuple(Node(path, 9, int(path)) for path in every)
+    nodes = tuple(DeviceNode(path, 9, int(path)) for path in every)
     names = SimpleNamespace(NAME=kind.partition(".")[0], KIND=kind)
     machine = Inventory("", "/", "1", tuple(devices), nodes)
     has = [device for device in devices if device.id in selected]
@@ -383,8 +383,8 @@ sys.path.insert(0, {str(Path(records.__file__).parents[3])!r})
 from gpuhook.base.errors import HeldError
 from gpuhook.core.records import records
 state_dir, device, go = sys.argv[1:]
-from gpuhook.base.oci.spec import State
-facts = records.describe(State(device, os.getpid(), "", None), None, [])
+from gpuhook.base.oci.spec import ContainerState
+facts = records.describe(ContainerState(device, os.getpid(), "", None), None, [])
 facts["given"] = [{{"vendor": "acme", "kind": {KIND!r}, "request": {{"source": "", "devices": []}},
     "selected": [device], "nodes": {{device: []}}, "devices": []}}]
 read = records.read_folder

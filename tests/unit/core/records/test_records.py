@@ -13,7 +13,7 @@ import damaged
 import pytest
 
 from gpuhook.base.host import proc
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core.contract import Grant, Vendor
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import records
@@ -51,7 +51,7 @@ def pid(process: "subprocess.Popen[bytes]") -> int:
 
 def described(pid: int, **facts: Any) -> dict[str, Any]:
     """Return a record with some facts."""
-    return {**records.describe(State("web", pid, BUNDLE, None), None, []), **facts}
+    return {**records.describe(ContainerState("web", pid, BUNDLE, None), None, []), **facts}
 
 
 def write(state_dir: str, pid: int, *, failing: bool = False, **facts: Any) -> None:
@@ -510,7 +510,7 @@ def test_a_record_stays_small_whatever_image_and_user_wrote() -> None:
     request = Request("acme", source="environment", devices=names, selectors=names)
     grant = Grant(Vendor(), request, Inventory("acme", "/", "1", (), ()), ())
     grant.vendor.names = registry.KNOWN["nvidia"]
-    state = State("id", 7, BUNDLE, None)
+    state = ContainerState("id", 7, BUNDLE, None)
     for annotations in (None, ["none"], {"io.kubernetes.cri.sandbox-name": "x" * 10**6}):
         record = records.describe(state, annotations, [grant])
         assert len(json.dumps(record)) < 4096

@@ -12,7 +12,7 @@ from gpuhook.base.errors import MemoryLimitError
 from gpuhook.base.names import MEMORY_ANNOTATION, MEMORY_VARIABLE
 from gpuhook.base.sizes import Size, amount, parse_size
 from gpuhook.core.request import memory_settings
-from gpuhook.core.request.memory_settings import Word, Words
+from gpuhook.core.request.memory_settings import MemorySetting, MemorySettings
 from gpuhook.core.request.reader import SpecReader
 
 GIB = 1 << 30
@@ -83,7 +83,7 @@ def test_a_printed_amount_is_parsed_back_to_the_same_size(number: int) -> None:
 
 def words(
     env: str = "", annotation: Any = None, *, privileged: bool = False, **settings: Any
-) -> Words:
+) -> MemorySettings:
     bounding = ["CAP_SYS_ADMIN"] if privileged else []
     spec: dict[str, Any] = {
         "process": {
@@ -190,7 +190,9 @@ def test_an_annotation_that_is_no_text_is_refused() -> None:
 @pytest.mark.parametrize("privileged", [False, True])
 def test_privileges_do_not_raise_limits_set_by_nvidias_variables(*, privileged: bool) -> None:
     size = Size("8GiB", 8 * GIB)
-    about = [(Word("NVIDIA_GPU_MEMORY_LIMIT", (("", size),), widens=False, exceeds=True), size)]
+    about = [
+        (MemorySetting("NVIDIA_GPU_MEMORY_LIMIT", (("", size),), widens=False, exceeds=True), size)
+    ]
     config = config_of(most_device_memory="4GiB")
     found = memory_settings.decide(about, MEMORY, config, "GPU 0", privileged=privileged)
     assert found is not None
@@ -214,7 +216,7 @@ def test_no_request_without_privileges_exceeds_the_administrators_limit(
     for text, widens in said:
         size = parse_size(text)
         assert size is not None
-        about.append((Word("word", (("", size),), widens), size))
+        about.append((MemorySetting("word", (("", size),), widens), size))
     config = config_of(most_device_memory=most, device_memory=default)
     found = memory_settings.decide(about, MEMORY, config, "GPU 0", privileged=False)
     assert found is not None

@@ -23,7 +23,7 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError, RequestError
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors import registry
 
 LENGTH = 1 << 14
@@ -176,7 +176,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Inventories
     found["nvidia"] = machines.machine(*gpus, split)
     nodes = declared_vendors.simulated(place / "maker", config, "maker", 16).nodes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Node, "of", lambda path, status, *_: nodes.get(path) if status else None)
+        patch.setattr(
+            DeviceNode, "of", lambda path, status, *_: nodes.get(path) if status else None
+        )
         found["maker"] = declared_vendors.looked_at(place / "maker", config, "maker")
     programs = place / "bin"
     programs.mkdir()

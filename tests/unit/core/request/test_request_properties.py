@@ -10,7 +10,7 @@ from machines import granted, read_request
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core.request.reader import Request, effective_mode
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig, selection
+from gpuhook.vendors.nvidia.model import Gpu, Mig, NvidiaInventory, selection
 from gpuhook.vendors.nvidia.requirements import check
 
 NAMES = st.sampled_from(
@@ -76,7 +76,7 @@ def configs(draw: st.DrawFn) -> Config:
     return config
 
 
-MACHINE = Inventory(
+MACHINE = NvidiaInventory(
     "/",
     "580.65.06",
     "13.0",

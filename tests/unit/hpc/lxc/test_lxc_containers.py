@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from gpuhook.base.config.loader import loads
 from gpuhook.base.errors import EngineError, FolderError, LostDeviceError
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan.operations import (
     FILE_OPTIONS,
     AllowDevice,
@@ -22,20 +22,20 @@ from gpuhook.core.plan.operations import (
 )
 from gpuhook.hpc import checks
 from gpuhook.hpc.lxc import containers, lines
-from gpuhook.hpc.lxc.containers import Container
-from gpuhook.hpc.rootfs.requests import Request
-from gpuhook.hpc.rootfs.work import Done
+from gpuhook.hpc.lxc.containers import LxcContainer
+from gpuhook.hpc.rootfs.requests import FolderRequest
+from gpuhook.hpc.rootfs.work import WorkResult
 from gpuhook.tools.cli import cli
 from gpuhook.tools.doctor import engines
 from gpuhook.tools.doctor.case import Case
 from gpuhook.tools.doctor.finding import Status
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.tools.engines import installer
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.store import Store
 
-NODE = Node("/dev/maker0", 240, 7, 0o660, 0, 44)
+NODE = DeviceNode("/dev/maker0", 240, 7, 0o660, 0, 44)
 RULE = AllowDevice(NODE.numbers, "")
 DEVICE = BindDevice("/", NODE, "")
 OPTIONS = "bind,create=file,ro,nosuid,noexec 0 0"
@@ -119,8 +119,8 @@ def test_mount_targets_have_their_links_resolved_for_lxc(tmp_path: Path) -> None
 # Containers --------------------------------------------------------------------------------------
 
 
-def guest(prefix: Path, name: str = "box", **more: Any) -> Container:
-    return containers.guest(Request(name, (("A", "0"),), **more), str(prefix))
+def guest(prefix: Path, name: str = "box", **more: Any) -> LxcContainer:
+    return containers.guest(FolderRequest(name, (("A", "0"),), **more), str(prefix))
 
 
 def written(prefix: Path, path: str, text: str = "") -> Path:
@@ -158,9 +158,9 @@ class Planned:
         self.plan = Plan([RULE, DEVICE])
         self.roots: list[str | None] = []
 
-    def __call__(self, rootfs: str | None, *_: object) -> tuple[Done, Plan]:
+    def __call__(self, rootfs: str | None, *_: object) -> tuple[WorkResult, Plan]:
         self.roots.append(rootfs)
-        return Done(environment=["A=b c"]), self.plan
+        return WorkResult(environment=["A=b c"]), self.plan
 
 
 @pytest.fixture
@@ -246,11 +246,11 @@ class Host:
         self.config.parent.mkdir()
         self.config.write_text("lxc.arch = x\n")
         self.included = Path(containers.included_file(name, self.state))
-        self.container = containers.guest(Request(name, file=str(self.config)), "")
+        self.container = containers.guest(FolderRequest(name, file=str(self.config)), "")
 
     def install(self) -> None:
         store = Store(self.state)
-        ask = Ask((), units=containers.files(self.container, self.state).units)
+        ask = EngineRequest((), units=containers.files(self.container, self.state).units)
         with store.locked():
             installer.install(store, list(ENGINES["lxc"].install(ask).targets))
         containers.remember(self.state, self.container)
@@ -295,7 +295,7 @@ def test_one_failing_container_does_not_affect_others(
     planned.plan = Plan([RULE])
     files = containers.files
 
-    def failing(container: Container, *more: str) -> containers.Files:
+    def failing(container: LxcContainer, *more: str) -> containers.LxcFiles:
         if container.name == "box":
             raise LostDeviceError("GPU 1 has fallen off the bus", "Look at dmesg")
         return files(container, *more)
@@ -324,7 +324,7 @@ def test_a_destroyed_container_is_left_alone_and_can_be_removed(
 
 def test_two_containers_with_one_name_are_refused(host: Host, tmp_path: Path) -> None:
     other = written(tmp_path, "/else/box/config")
-    container = containers.guest(Request("box", file=str(other)), "")
+    container = containers.guest(FolderRequest("box", file=str(other)), "")
     with pytest.raises(EngineError, match=f"The container box of {host.config} has devices"):
         containers.files(container, host.state)
 

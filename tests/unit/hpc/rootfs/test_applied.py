@@ -7,7 +7,7 @@ import damaged
 import pytest
 
 from gpuhook.base.errors import FolderError
-from gpuhook.hpc.rootfs.record import Attached, Identity, Record, load
+from gpuhook.hpc.rootfs.record import FolderIdentity, FolderRecord, MountRecord, load
 
 OWNER = {"uid": 0, "gid": 0, "mode": 0o644}
 PLACES = [
@@ -26,9 +26,11 @@ PLACES = [
 def test_a_damaged_record_is_refused_as_unreadable(tmp_path: Path) -> None:
     """Before any change is rolled back by it, wherever it is damaged."""
     path = tmp_path / "note.json"
-    noted = Record(str(path), "/root", Identity(1, 2, 3), "boot", 4, [["a", "b"]], PLACES)
+    noted = FolderRecord(
+        str(path), "/root", FolderIdentity(1, 2, 3), "boot", 4, [["a", "b"]], PLACES
+    )
     noted.save()
-    noted.note_mount(Attached(1, 2, 3, 4))
+    noted.note_mount(MountRecord(1, 2, 3, 4))
     noted.note_written("/c", b"")
     assert load(str(path)) == noted
     lines = path.read_text().splitlines()

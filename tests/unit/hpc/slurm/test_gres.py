@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.errors import ConfigError
 from gpuhook.hpc.slurm.cores import Cores, parse
-from gpuhook.hpc.slurm.gres import Entry, ranges, text, word
+from gpuhook.hpc.slurm.gres import GresEntry, ranges, text, word
 
 HOSTILE = (
     "H100:8", "H100,gpu:a100:8", "x File=/dev/sda", "a\nNodeName=evil", "#", "", "4090", "8k",
@@ -20,7 +20,7 @@ PATHS = st.builds(
     "/dev/{}{}".format, st.text("abcdef", min_size=1, max_size=8), st.integers(0, 999)
 )
 ENTRIES = st.builds(
-    Entry,
+    GresEntry,
     vendor=st.sampled_from(("nvidia", "amd", "gaudi", "intel_gpu")),
     type=st.sampled_from(("h100", "a100", "gaudi2", "mi300x")),
     files=st.lists(PATHS, min_size=1, max_size=3, unique=True).map(tuple),
@@ -54,13 +54,13 @@ def test_any_model_name_becomes_a_single_safe_word(model: str, vendor: str) -> N
     found = word(model, vendor)
     assert re.fullmatch(r"[a-z][a-z0-9_.-]{0,80}", found)
     assert found not in ("no_consume", "mig", "none", "null")
-    line = devices(text([Entry(vendor, found, ("/dev/x0",))], "n1"))[0]
+    line = devices(text([GresEntry(vendor, found, ("/dev/x0",))], "n1"))[0]
     assert line["Type"] == found
     assert line["File"] == "/dev/x0"
 
 
 @given(st.lists(ENTRIES, max_size=8))
-def test_gres_lines_describe_exactly_the_given_devices(entries: list[Entry]) -> None:
+def test_gres_lines_describe_exactly_the_given_devices(entries: list[GresEntry]) -> None:
     written = text(entries, "n1")
     found = devices(written)
     assert len(found) == len(entries)
@@ -73,7 +73,7 @@ def test_gres_lines_describe_exactly_the_given_devices(entries: list[Entry]) -> 
 
 
 @given(st.lists(ENTRIES, min_size=1, max_size=8))
-def test_slurm_numbers_devices_in_the_order_of_their_lines(entries: list[Entry]) -> None:
+def test_slurm_numbers_devices_in_the_order_of_their_lines(entries: list[GresEntry]) -> None:
     """It takes slurm.conf's types one by one, and the lines of each in their order."""
     written = text(entries, "n1")
     found = devices(written)
@@ -97,9 +97,9 @@ def test_slurm_numbers_devices_in_the_order_of_their_lines(entries: list[Entry])
 def test_links_are_written_in_the_order_of_slurms_numbers() -> None:
     """The types are grouped, so the numbers are others than in the order of the entries."""
     pair = [
-        Entry("nvidia", "h100", ("/dev/x0",), id="a", links={"c": 4}),
-        Entry("nvidia", "a100", ("/dev/x1",), id="b"),
-        Entry("nvidia", "h100", ("/dev/x2",), id="c", links={"a": 4, "gone": 2}),
+        GresEntry("nvidia", "h100", ("/dev/x0",), id="a", links={"c": 4}),
+        GresEntry("nvidia", "a100", ("/dev/x1",), id="b"),
+        GresEntry("nvidia", "h100", ("/dev/x2",), id="c", links={"a": 4, "gone": 2}),
     ]
     found = {line["File"]: line.get("Links") for line in devices(text(pair, "n1"))}
     assert found == {"/dev/x0": "-1,4,0", "/dev/x2": "4,-1,0", "/dev/x1": None}
@@ -107,7 +107,7 @@ def test_links_are_written_in_the_order_of_slurms_numbers() -> None:
 
 def test_each_vendors_line_has_its_own_environment_flag() -> None:
     entries = [
-        Entry(vendor, "x", ("/dev/x0",)) for vendor in ("nvidia", "amd", "intel_gpu", "gaudi")
+        GresEntry(vendor, "x", ("/dev/x0",)) for vendor in ("nvidia", "amd", "intel_gpu", "gaudi")
     ]
     assert [line["Flags"] for line in devices(text(entries, "n1"))] == [
         "nvidia_gpu_env", "amd_gpu_env", "intel_gpu_env", "no_gpu_env",
@@ -125,7 +125,7 @@ def test_a_machine_without_devices_gets_no_gres_lines() -> None:
 )
 def test_paths_that_gres_conf_cannot_express_are_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="can't express the path"):
-        text([Entry("nvidia", "h100", (path,))], "n1")
+        text([GresEntry("nvidia", "h100", (path,))], "n1")
 
 
 @pytest.mark.parametrize("node", ["", "a b", "n1\nx", "n#1", "-n", "n=1"])

@@ -17,19 +17,21 @@ from gpuhook.base.oci.spec import Spec
 from gpuhook.core import contract
 from gpuhook.core.inventory.selection import select
 from gpuhook.hpc.slurm import guarded, job
-from gpuhook.hpc.slurm.devices import Owned, SlurmDevices, _of
+from gpuhook.hpc.slurm.devices import SlurmDevices, VendorDevice, _of
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 MACHINE = machine(gpu(0, 3), gpu(1, 0), gpu(2, 1))
 
 
-def owned(*labels: str, inventory: Any = MACHINE, vendor: Any = NVIDIA) -> list[Owned]:
+def owned(*labels: str, inventory: Any = MACHINE, vendor: Any = NVIDIA) -> list[VendorDevice]:
     devices = _of(vendor, inventory, Config())[0]
     return [each for each in devices if not labels or each.device.label in labels]
 
 
-def asked(mine: list[Owned], *env: str, every: list[Owned] | None = None) -> dict[str, str]:
+def asked(
+    mine: list[VendorDevice], *env: str, every: list[VendorDevice] | None = None
+) -> dict[str, str]:
     """Return the environment of a bundle that had ``env``, with the request of a job."""
     spec = Spec("/b/config.json", json.dumps({"process": {"env": list(env)}}))
     made = job.requesting(spec, mine, owned() if every is None else every, Config())

@@ -11,17 +11,17 @@ import pytest
 from rich.console import Console
 
 from gpuhook.metrics.commands.stats_view import ORDERS, History, View, as_json, filtered, tables
-from gpuhook.metrics.model import Container, Device, Process, Snapshot, Usage
+from gpuhook.metrics.model import Accelerator, Container, DeviceProcess, Snapshot, Usage
 from gpuhook.tools.cli._screen import show
 
 GIB = 1 << 30
-GPU = Device(
+GPU = Accelerator(
     "nvidia", "GPU-1", "0", 3, model="NVIDIA H200", memory_total_bytes=100 * GIB,
     memory_used_bytes=75 * GIB, utilization=0.6, temperature_celsius=40, power_watts=70.4,
     power_limit_watts=700.0, clock_mhz=1980,
     xids={13: 1, 79: 2},
 )  # fmt: skip
-PART = Device("nvidia", "MIG-1", "1:0", model="NVIDIA H200 MIG 1g.18gb", parent="GPU-2")
+PART = Accelerator("nvidia", "MIG-1", "1:0", model="NVIDIA H200 MIG 1g.18gb", parent="GPU-2")
 POD = Container("c1", "kubernetes", pod="train", namespace="team", container="main",
                 devices=("GPU-1",))  # fmt: skip
 NAMED = Container("f" * 64, "docker", "web\x1b[2J", devices=("MIG-1",))
@@ -136,9 +136,9 @@ def test_problems_are_shown_below_the_table() -> None:
 PROCESSES = replace(
     LOOK,
     processes=(
-        Process(7, "GPU-1", "c1", 0, "python", GIB, 0.5, 3723.0, 1.5, 4 * GIB),
-        Process(8, "GPU-1", "", 4_000_000, "bad\x1b[2J", 2 * GIB, None, 5.0),
-        Process(9, "GPU-9", "gone"),
+        DeviceProcess(7, "GPU-1", "c1", 0, "python", GIB, 0.5, 3723.0, 1.5, 4 * GIB),
+        DeviceProcess(8, "GPU-1", "", 4_000_000, "bad\x1b[2J", 2 * GIB, None, 5.0),
+        DeviceProcess(9, "GPU-9", "gone"),
     ),
 )
 

@@ -15,15 +15,15 @@ from gpuhook.monitor.ledger.records import (
     COMPLETED,
     MPS,
     POD,
-    Held,
-    Record,
+    ChangedSetting,
+    HeldDevice,
+    OwnerRecord,
     Records,
-    Setting,
     in_the_way,
 )
 
 DRIVER, UID = "gpu.nvidia.com", "2b2a-1"
-HELD = Held("gpu", "n1", "gpu-a", vendor="nvidia", unit="GPU-a", whole="GPU-a", cdi=("k=a",))
+HELD = HeldDevice("gpu", "n1", "gpu-a", vendor="nvidia", unit="GPU-a", whole="GPU-a", cdi=("k=a",))
 DAMAGE = {
     "empty": b"",
     "cut off": b'{"driver": "gpu.nvidia.com", "uid"',
@@ -42,23 +42,23 @@ def records(tmp_path: Path) -> Records:
     return made
 
 
-SETTING = Setting("nvidia", "GPU-a", "compute-mode", 3, 0)
+SETTING = ChangedSetting("nvidia", "GPU-a", "compute-mode", 3, 0)
 
 
-def record(records: Records) -> Record:
+def record(records: Records) -> OwnerRecord:
     what = ((HELD,), "/x", ({"do": "y"},))
-    return Record(DRIVER, UID, "ns", "a", COMPLETED, records.boot, *what, settings=(SETTING,))
+    return OwnerRecord(DRIVER, UID, "ns", "a", COMPLETED, records.boot, *what, settings=(SETTING,))
 
 
-def mps_record(records: Records) -> Record:
-    return Record("", "", "", "", COMPLETED, records.boot, (HELD,), owner=MPS)
+def mps_record(records: Records) -> OwnerRecord:
+    return OwnerRecord("", "", "", "", COMPLETED, records.boot, (HELD,), owner=MPS)
 
 
 def lend(records: Records, unit: str) -> None:
     records.lend("nvidia", "nvidia.com/gpu", [(unit, unit)])
 
 
-def lent(records: Records) -> list[Record]:
+def lent(records: Records) -> list[OwnerRecord]:
     return [each for each in records.current() if each.owner == POD]
 
 
@@ -213,14 +213,16 @@ def test_a_part_conflicts_with_its_gpu_and_shares_do_not_conflict(records: Recor
         records.write(record(records))
     assert records.mps() == mps_record(records)
     assert records.others(record(records).key) == [mps_record(records)]
-    part = Held(vendor="nvidia", unit="MIG-1", whole="GPU-a")
+    part = HeldDevice(vendor="nvidia", unit="MIG-1", whole="GPU-a")
     others = [
-        Held(vendor="amd", unit="GPU-a", whole="GPU-a"),
-        Held(vendor="nvidia", unit="GPU-b", whole="GPU-b"),
-        Held(vendor="nvidia", unit="GPU-a", whole="GPU-a", admin=True),
+        HeldDevice(vendor="amd", unit="GPU-a", whole="GPU-a"),
+        HeldDevice(vendor="nvidia", unit="GPU-b", whole="GPU-b"),
+        HeldDevice(vendor="nvidia", unit="GPU-a", whole="GPU-a", admin=True),
     ]
     found = in_the_way([part, *others], records.current())
     assert [(ours, each.owner) for ours, _, each in found] == [(part, "claim"), (part, "mps")]
-    shares = [Held(device="a", vendor="nvidia", unit="GPU-a", share=each) for each in ("1", "2")]
+    shares = [
+        HeldDevice(device="a", vendor="nvidia", unit="GPU-a", share=each) for each in ("1", "2")
+    ]
     assert not shares[0].conflicts(shares[1])
-    assert Held(vendor="nvidia", unit="MIG-2", whole="GPU-a").conflicts(part) is False
+    assert HeldDevice(vendor="nvidia", unit="MIG-2", whole="GPU-a").conflicts(part) is False

@@ -8,8 +8,8 @@ import pytest
 
 from gpuhook.base.errors import CdiError
 from gpuhook.tools.cdi.managed_specs import (
-    Failure,
     ManagedSpecs,
+    RefreshFailure,
     below,
     forget,
     kept,
@@ -19,7 +19,7 @@ from gpuhook.tools.cdi.managed_specs import (
 )
 
 KEPT = ManagedSpecs("/etc/cdi", None, "yaml", ("docker", "podman"), "/opt/bin/gpuhook-cdi-hook")
-FAILURE = Failure(1_700_000_000.5, "nvidia.com/gpu", "NVML didn't answer", "Wait")
+FAILURE = RefreshFailure(1_700_000_000.5, "nvidia.com/gpu", "NVML didn't answer", "Wait")
 
 
 def test_a_new_state_folder_has_no_saved_state(tmp_path: Path) -> None:

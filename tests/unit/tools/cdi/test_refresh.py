@@ -9,7 +9,7 @@ import pytest
 from machines import gpu, machine
 
 from gpuhook.base.config.model import Config
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.tools.cdi.managed_specs import ManagedSpecs
 from gpuhook.tools.cdi.refresh import is_ours, naming, refresh, removable
 from gpuhook.tools.cdi.write import to_text
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 @pytest.fixture
 def document() -> Document:
-    return generate(Source(VENDOR, machine(gpu(0, 0)), Config(), HOOK)).document
+    return generate(SpecSource(VENDOR, machine(gpu(0, 0)), Config(), HOOK)).document
 
 
 def write(path: Path, document: Document) -> Path:

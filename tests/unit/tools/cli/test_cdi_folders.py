@@ -210,7 +210,7 @@ def test_cdi_list_prints_the_cause_of_a_failed_refresh(
     state = machine / "state"
     monkeypatch.setattr("gpuhook.tools.cli.cdi_folders.state_folder", lambda *_: str(state))
     managed_specs.save_errors(
-        str(state), [managed_specs.Failure(1.0, "vendor.com/gpu", "NVML failed", "Wait")]
+        str(state), [managed_specs.RefreshFailure(1.0, "vendor.com/gpu", "NVML failed", "Wait")]
     )
     done = run("list", "--config", machine / "config.toml")
     assert done.exit_code == 0

@@ -15,7 +15,7 @@ from gpuhook.base.errors import CdiError, GpuhookError, NoDriverError
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.tools.cli import cli
-from gpuhook.tools.cli.cdi_generate import Place
+from gpuhook.tools.cli.cdi_generate import SpecDestination
 from gpuhook.vendors import registry
 
 DOCUMENT = {
@@ -54,7 +54,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nvidia.yml", "nvidia.YAML", "nvidia.txt", "nvidia.yaml~"])
 def test_an_output_file_name_that_no_engine_reads_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CdiError, match="no engine reads"):
-        Place(str(tmp_path / name), None)
+        SpecDestination(str(tmp_path / name), None)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_output_option_selects_the_path_and_format(
 ) -> None:
     (tmp_path / "there.d").mkdir()
     (tmp_path / "there.yaml").mkdir()
-    place = Place(f"{tmp_path}/{output}", form)
+    place = SpecDestination(f"{tmp_path}/{output}", form)
     assert place.path_of("nvidia.com/gpu") == f"{tmp_path}/{path}"
     assert place.form == written
 

@@ -17,7 +17,7 @@ from gpuhook_simulate.place import MARKER
 from gpuhook_simulate.tree import Tree
 from gpuhook_simulate.vendors.nvidia import Options
 from gpuhook_simulate.vendors.nvidia.machine import make_machine
-from gpuhook_simulate.vendors.nvidia.state import State, make
+from gpuhook_simulate.vendors.nvidia.state import BuildState, make
 
 SIMULATOR = "def simulate(tree, count, settings):\n    raise AssertionError('was called')\n"
 
@@ -167,7 +167,7 @@ def machine(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     options = Options(root=str(root), gpus=1, models=("H200",))
     built = make_machine(options, "580.105.08")
-    made = State(options, "580.105.08", "/usr/lib")
+    made = BuildState(options, "580.105.08", "/usr/lib")
     make(Tree(str(root)), made, built)
     (root / MARKER).touch()
     (root / "simulate/activity").write_text("0 0 process 7 compute 1 0 0 0 0\n")

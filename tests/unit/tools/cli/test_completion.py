@@ -10,7 +10,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 from click.testing import CliRunner
 
 from gpuhook.base.config.loader import load
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core.inventory import cache
 from gpuhook.core.records import records
 from gpuhook.tools.cli import _completion, cli
@@ -162,7 +162,7 @@ def test_containers_are_completed_by_id_without_an_engine(tmp_path: Path) -> Non
     config.write_text(f'gpuhook.state-dir = "{tmp_path}/state"\n')
     process = os.open("/proc/self", os.O_PATH)
     try:
-        state = State("f" * 64, os.getpid(), "/nowhere", None)
+        state = ContainerState("f" * 64, os.getpid(), "/nowhere", None)
         record = records.describe(state, None, [])
         with records.RecordWriter(f"{tmp_path}/state", process, record):
             assert _completed(f"gpuhook repair --config {config} ff") == ["f" * 12]

@@ -14,7 +14,7 @@ from machines import gpu, machine, mig
 
 from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.metrics.commands import stats_view
-from gpuhook.metrics.model import Device as Measured
+from gpuhook.metrics.model import Accelerator as Measured
 from gpuhook.metrics.model import Snapshot
 from gpuhook.tools.cli import _device_json, cli
 

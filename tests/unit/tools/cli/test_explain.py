@@ -21,7 +21,7 @@ from gpuhook.tools.cli._explanation import ApplyDocument, Explanation, Row
 from gpuhook.tools.cli._suggest import programs
 from gpuhook.tools.cli._summary import rows
 from gpuhook.vendors import registry
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 
 
 def explain(folder: Path, *words: str, config: str = "") -> Result:
@@ -114,7 +114,7 @@ def test_a_variable_that_only_selects_among_devices_yields_a_hint(
 
 
 def test_explain_of_a_root_folder_names_gpuhook_apply(
-    tmp_path: Path, found: Callable[[Inventory], None]
+    tmp_path: Path, found: Callable[[NvidiaInventory], None]
 ) -> None:
     found(machine(gpu(0, 0)))
     (tmp_path / "root").mkdir()
@@ -126,7 +126,7 @@ def test_explain_of_a_root_folder_names_gpuhook_apply(
 
 
 def test_a_selecting_variable_beside_a_request_yields_no_hint(
-    tmp_path: Path, found: Callable[[Inventory], None]
+    tmp_path: Path, found: Callable[[NvidiaInventory], None]
 ) -> None:
     found(machine(gpu(0, 0)))
     asks = ("-e", "NVIDIA_VISIBLE_DEVICES=0")
@@ -156,7 +156,7 @@ def test_wrong_separators_and_invalid_device_names_are_refused(tmp_path: Path, v
 
 
 def test_requests_for_more_gpus_than_exist_are_explained(
-    tmp_path: Path, found: Callable[[Inventory], None]
+    tmp_path: Path, found: Callable[[NvidiaInventory], None]
 ) -> None:
     found(machine(*(gpu(n, n) for n in range(8))))
     for words in (("--gpus=9",), ("-e", "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7,8")):
@@ -195,7 +195,7 @@ def test_explain_without_exactly_one_container_is_refused(
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Inventory], None]:
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[NvidiaInventory], None]:
     """Have a machine found."""
     return lambda what: monkeypatch.setattr(
         "gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: what
@@ -209,7 +209,7 @@ def devices(folder: Path, *words: str) -> list[str]:
 
 
 def test_a_variable_name_alone_is_read_from_the_environment(
-    tmp_path: Path, found: Callable[[Inventory], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, found: Callable[[NvidiaInventory], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found(machine(gpu(0, 0), gpu(1, 1)))
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "1")
@@ -223,7 +223,7 @@ def test_a_variable_name_alone_is_read_from_the_environment(
 
 
 def test_the_gpus_option_overrides_the_environment(
-    tmp_path: Path, found: Callable[[Inventory], None]
+    tmp_path: Path, found: Callable[[NvidiaInventory], None]
 ) -> None:
     found(machine(*(gpu(n, n) for n in range(4))))
     assert devices(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=0", "--gpus", "2") == ["0", "1"]
@@ -240,7 +240,7 @@ def lines_of(text: str, title: str) -> list[str]:
 
 
 def test_explain_summarizes_requests_devices_nodes_and_files(
-    tmp_path: Path, found: Callable[[Inventory], None]
+    tmp_path: Path, found: Callable[[NvidiaInventory], None]
 ) -> None:
     found(machine(gpu(0, 3), gpu(1, 2)))
     text = explain(tmp_path, "-e", "NVIDIA_VISIBLE_DEVICES=1").stdout
@@ -259,7 +259,7 @@ def test_explain_summarizes_requests_devices_nodes_and_files(
 
 
 def test_lost_gpus_are_shown_for_every_request(
-    tmp_path: Path, found: Callable[[Inventory], None]
+    tmp_path: Path, found: Callable[[NvidiaInventory], None]
 ) -> None:
     there = machine(gpu(0, 3))
     there.lost = (1, 2)
@@ -273,7 +273,7 @@ def test_lost_gpus_are_shown_for_every_request(
 
 @pytest.mark.parametrize("asks", ["all", "0:0,99", "0-15"])
 def test_a_summary_of_many_devices_has_at_most_30_lines(
-    tmp_path: Path, found: Callable[[Inventory], None], asks: str
+    tmp_path: Path, found: Callable[[NvidiaInventory], None], asks: str
 ) -> None:
     """112 MIG devices, asked of every vendor at once, on a terminal of 80 columns."""
     migs = tuple(mig(n, n, 12 + n, 21 + n) for n in range(7))
@@ -396,7 +396,7 @@ def warned(
 )
 def test_an_image_for_another_architecture_yields_a_warning(
     tmp_path: Path,
-    found: Callable[[Inventory], None],
+    found: Callable[[NvidiaInventory], None],
     files: dict[str, bytes],
     args: tuple[str, ...],
     machine_of_it: str,
@@ -421,7 +421,7 @@ def test_an_image_for_another_architecture_yields_a_warning(
     ],
 )
 def test_an_image_for_this_architecture_yields_no_warning(
-    tmp_path: Path, found: Callable[[Inventory], None], files: dict[str, bytes]
+    tmp_path: Path, found: Callable[[NvidiaInventory], None], files: dict[str, bytes]
 ) -> None:
     found(machine(gpu(0, 3)))
     assert warned(tmp_path, files, "server") == []

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from command_lines import WIDTH, commands
 
 from gpuhook.tools.cli import _commands, cli
-from gpuhook.tools.cli._help import Command, Seconds
+from gpuhook.tools.cli._help import Command, SecondsParam
 
 _OPTION_HELP = re.compile(r"[A-Z].*[.](  \[[^]]*\])?")
 
@@ -140,8 +140,8 @@ def test_unknown_commands_and_options_are_refused_with_a_suggestion(line: str, a
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0.09", "11", ""])
 def test_seconds_outside_the_limits_are_refused(text: str) -> None:
     with pytest.raises(click.UsageError, match=r"isn't a number of seconds from 0[.]1 to 10[.]"):
-        Seconds(0.1, 10.0).convert(text, None, None)
-    assert Seconds(0.1, 10.0).convert("0.1", None, None) == 0.1
+        SecondsParam(0.1, 10.0).convert(text, None, None)
+    assert SecondsParam(0.1, 10.0).convert("0.1", None, None) == 0.1
 
 
 def test_metrics_refuses_textfile_together_with_listen(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from machines import gpu, machine
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import UntrustedPathError
 from gpuhook.cluster.labels import node_labels
-from gpuhook.core.cdi.generate import Source
+from gpuhook.core.cdi.generate import SpecSource
 from gpuhook.hpc.slurm import devices
 from gpuhook.monitor.vendors import survey
 from gpuhook.nvidia_cli import ctk_cdi
@@ -63,7 +63,7 @@ def test_every_command_with_an_output_option_is_tested() -> None:
 
 @pytest.fixture(autouse=True)
 def devices_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(VENDOR, machine(gpu(0, 0)), Config(), "/opt/bin/gpuhook-cdi-hook")
+    source = SpecSource(VENDOR, machine(gpu(0, 0)), Config(), "/opt/bin/gpuhook-cdi-hook")
     monkeypatch.setattr(cdi_generate, "_sources", lambda *_, **__: ([source], []))
     monkeypatch.setattr(refresh, "source_of", lambda *_, **__: source)
     monkeypatch.setattr(ctk_cdi, "_hook", lambda _: "/opt/bin/gpuhook-cdi-hook")

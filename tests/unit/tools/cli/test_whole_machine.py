@@ -13,7 +13,7 @@ from machines import gpu, machine, mig
 
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core.inventory.model import Device, Inventory
-from gpuhook.monitor.containers.device_users import Container, Running
+from gpuhook.monitor.containers.device_users import RunningContainer, RunningContainers
 from gpuhook.tools.cli import _screen, cli
 from gpuhook.tools.doctor import Case, examine
 from gpuhook.tools.doctor.finding import failure, note, ok, warning
@@ -69,7 +69,9 @@ def test_the_error_of_the_only_driver_fails_the_command(
 
 
 NAME = "my-training-job-of-a-team-with-a-long-name"
-POD = Container("p" * 64, "kubernetes", 2, "python", {(195, 4)}, "trainer-0", "research", "main")
+POD = RunningContainer(
+    "p" * 64, "kubernetes", 2, "python", {(195, 4)}, "trainer-0", "research", "main"
+)
 
 
 @pytest.fixture
@@ -82,8 +84,8 @@ def narrow(
     )
     finds(found)
     listing = importlib.import_module("gpuhook.tools.cli.list")
-    named = Container(NAME, "docker", 1, "python", {node.numbers for node in found.nodes})
-    monkeypatch.setattr(listing, "running", lambda *_: Running([named, POD], ()))
+    named = RunningContainer(NAME, "docker", 1, "python", {node.numbers for node in found.nodes})
+    monkeypatch.setattr(listing, "running", lambda *_: RunningContainers([named, POD], ()))
     findings = [
         ok("a", "Found " + "/opt/a/very/long/path/that/nobody/breaks/" * 2),
         note("b", "The GPU-00000000-1111-2222-3333-444444444444 is here", "Take " + NAME),

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from gpuhook.monitor.containers.open_nodes import NodeUser
 from gpuhook.tools.cli import cli
 from gpuhook.tools.doctor import Case, before_update, examine
-from gpuhook.tools.doctor.before_update import Holder
+from gpuhook.tools.doctor.before_update import DriverUser
 from gpuhook.tools.doctor.finding import Finding, Status, failure, ok, warning
 
 ONE, TWO = NodeUser(7, "python3", ("/dev/nvidia0",)), NodeUser(8, "a\nb", ("/dev/nvidiactl",))
@@ -19,18 +19,32 @@ ONE, TWO = NodeUser(7, "python3", ("/dev/nvidia0",)), NodeUser(8, "a\nb", ("/dev
 @pytest.mark.parametrize(
     ("holder", "unit", "remedy"),
     [
-        (Holder("ns/pod/main", "f" * 64, "kubernetes", [ONE], "kubelet", ""), "", "kubectl drain "),
-        (Holder("web", "f" * 64, "docker", [ONE], "no", ""), "", "Run docker stop web"),
-        (Holder("web", "f" * 64, "podman", [ONE], "", ""), "", "Run podman stop web"),
-        (Holder("w", "f" * 64, "podman", [ONE], "", ""), "w.service", "Run systemctl stop w.serv"),
-        (Holder("x.service", "x.service", "", [ONE], "", ""), "x.service", "systemctl stop x.ser"),
-        (Holder("slurm:42", "slurm:42", "slurm", [ONE], "", ""), "", "run scancel 42"),
-        (Holder("process 7", "process 7", "", [ONE], "", ""), "", "End process 7"),
-        (Holder("trial", "trial", "", [ONE], "", ""), "", "Stop this container"),
+        (
+            DriverUser("ns/pod/main", "f" * 64, "kubernetes", [ONE], "kubelet", ""),
+            "",
+            "kubectl drain ",
+        ),
+        (DriverUser("web", "f" * 64, "docker", [ONE], "no", ""), "", "Run docker stop web"),
+        (DriverUser("web", "f" * 64, "podman", [ONE], "", ""), "", "Run podman stop web"),
+        (
+            DriverUser("w", "f" * 64, "podman", [ONE], "", ""),
+            "w.service",
+            "Run systemctl stop w.serv",
+        ),
+        (
+            DriverUser("x.service", "x.service", "", [ONE], "", ""),
+            "x.service",
+            "systemctl stop x.ser",
+        ),
+        (DriverUser("slurm:42", "slurm:42", "slurm", [ONE], "", ""), "", "run scancel 42"),
+        (DriverUser("process 7", "process 7", "", [ONE], "", ""), "", "End process 7"),
+        (DriverUser("trial", "trial", "", [ONE], "", ""), "", "Stop this container"),
     ],
-    ids=lambda value: value.engine or value.name if isinstance(value, Holder) else None,
+    ids=lambda value: value.engine or value.name if isinstance(value, DriverUser) else None,
 )
-def test_each_kind_of_device_holder_has_its_remedy(holder: Holder, unit: str, remedy: str) -> None:
+def test_each_kind_of_device_holder_has_its_remedy(
+    holder: DriverUser, unit: str, remedy: str
+) -> None:
     made = before_update._holder(holder, unit)
     assert remedy in made.remedy
     found = before_update._finding(made)
@@ -39,7 +53,9 @@ def test_each_kind_of_device_holder_has_its_remedy(holder: Holder, unit: str, re
 
 
 def test_in_use_finding_names_processes_nodes_and_restart_policy() -> None:
-    holder = Holder("web", "f" * 64, "docker", [ONE, TWO], "docker: always", "Run docker stop web")
+    holder = DriverUser(
+        "web", "f" * 64, "docker", [ONE, TWO], "docker: always", "Run docker stop web"
+    )
     found = before_update._finding(holder)
     assert found.message == (
         "docker:web has /dev/nvidia0, /dev/nvidiactl open in processes 7 (python3), 8 (a\\nb)"

@@ -12,7 +12,7 @@ import machines
 import pytest
 from fabricated import Tree, said
 
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.inventory import cache
 from gpuhook.tools.cdi import managed_specs
 from gpuhook.tools.doctor import Finding, cdi, cdi_engines
@@ -291,7 +291,7 @@ def test_the_last_refresh_error_gives_a_warning(tree: Tree) -> None:
     state = tree.root / "var/lib/gpuhook"
     assert said(cdi.refresh_errors(tree.case)) == {}
     managed_specs.save_errors(
-        str(state), [managed_specs.Failure(1.0, "nvidia.com/gpu", "It broke", "Mend it")]
+        str(state), [managed_specs.RefreshFailure(1.0, "nvidia.com/gpu", "It broke", "Mend it")]
     )
     [found] = cdi.refresh_errors(tree.case)
     assert (found.check, found.status) == ("cdi-refresh", "warning")
@@ -316,7 +316,7 @@ def test_a_cdi_spec_with_a_device_now_shared_by_mps_is_stale(
 ) -> None:
     """A document that names it would give it without MPS' limits, and so a new one doesn't."""
     inventory = machines.machine(machines.gpu(0, 0), machines.gpu(1, 1))
-    source = Source(VENDOR, inventory, tree.case.config, "/opt/gpuhook-cdi-hook")
+    source = SpecSource(VENDOR, inventory, tree.case.config, "/opt/gpuhook-cdi-hook")
     whole = json.dumps(generate(source).document)
     tree.write("/etc/cdi/nvidia.json", whole)
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)

@@ -13,7 +13,7 @@ from fabricated import BIN, BOOT, Tree, said
 from gpuhook.tools.doctor import docker as docker_checks
 from gpuhook.tools.doctor import engines
 from gpuhook.tools.engines import containerd, installer
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER
 from gpuhook.tools.engines.store import Store
 
@@ -39,7 +39,7 @@ class Site:
 
     def install(self) -> None:
         """Do what gpuhook install does."""
-        ask = Ask((("gpu-py", GPU_PY),), config=str(self.made.read))
+        ask = EngineRequest((("gpu-py", GPU_PY),), config=str(self.made.read))
         with (store := Store(f"{self._tree.root}-state")).locked():
             installer.install(store, list(containerd.answer(ask, (2, 1)).targets))
 

@@ -14,7 +14,7 @@ from fabricated import BIN, BOOT, VERSION, Tree
 from gpuhook import __version__
 from gpuhook.tools.cli import cli
 from gpuhook.tools.doctor import Case, Finding, examine, host
-from gpuhook.tools.doctor.case import DRIVER, Check, Step
+from gpuhook.tools.doctor.case import DRIVER, Check, CheckStep
 from gpuhook.tools.doctor.checks import every_step
 from gpuhook.tools.doctor.finding import Status, failure, note, ok, warning, worst
 from gpuhook.tools.doctor.machine import Machine
@@ -47,8 +47,8 @@ def test_a_step_that_needs_a_failed_check_is_skipped(tree: Tree) -> None:
     steps = (
         finds(ok("first", "")),
         finds(failure("second", "", ""), ok("third", "")),
-        Step(never, needs=("first", "second")),
-        Step(finds(ok("fourth", "")), needs=("first", "third")),
+        CheckStep(never, needs=("first", "second")),
+        CheckStep(finds(ok("fourth", "")), needs=("first", "third")),
     )
     examination = examine(tree.case, steps)
     assert [each.check for each in examination] == ["first", "second", "third", "fourth"]
@@ -57,12 +57,12 @@ def test_a_step_that_needs_a_failed_check_is_skipped(tree: Tree) -> None:
 
 
 def test_checks_after_a_warning_still_run(tree: Tree) -> None:
-    steps = (finds(warning("first", "", "")), Step(finds(ok("second", "")), needs=("first",)))
+    steps = (finds(warning("first", "", "")), CheckStep(finds(ok("second", "")), needs=("first",)))
     assert [each.check for each in examine(tree.case, steps)] == ["first", "second"]
 
 
 def test_a_driver_failure_skips_checks_that_need_the_driver(tree: Tree) -> None:
-    steps = (Step(finds(failure("x", "", "")), part=DRIVER), Step(never, needs=(DRIVER,)))
+    steps = (CheckStep(finds(failure("x", "", "")), part=DRIVER), CheckStep(never, needs=(DRIVER,)))
     assert [each.check for each in examine(tree.case, steps)] == ["x"]
 
 
@@ -72,8 +72,8 @@ def test_only_checks_of_the_selected_engine_run(tree: Tree, engine: str, expecte
     case.engine = engine
     steps = (
         finds(ok("a", "")),
-        Step(finds(ok("b", "")), engine="docker"),
-        Step(finds(ok("c", "")), engine="crio"),
+        CheckStep(finds(ok("b", "")), engine="docker"),
+        CheckStep(finds(ok("c", "")), engine="crio"),
     )
     examination = examine(case, steps)
     assert "".join(each.check for each in examination) == expected

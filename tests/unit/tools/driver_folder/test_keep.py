@@ -333,7 +333,7 @@ def test_a_copy_owned_by_another_user_is_not_reused(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
     """He may have made the folder while we waited, and could write to the file later."""
-    monkeypatch.setattr(place.Place, "check", lambda _: None)
+    monkeypatch.setattr(place.FolderPath, "check", lambda _: None)
     for name, path in wanted.files.items():
         source, copy = tmp_path / "root-550.1" / path.lstrip("/"), folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import pytest
 
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import installer
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.containerd import Containerd, answer
 from gpuhook.tools.engines.containerd_settings import too_new
 from gpuhook.tools.engines.merge import get
@@ -32,8 +32,8 @@ imports = [
 """
 
 
-def ask_for(config: Path, **more: Any) -> Ask:
-    return Ask(**{**ASK, "config": str(config), **more})
+def ask_for(config: Path, **more: Any) -> EngineRequest:
+    return EngineRequest(**{**ASK, "config": str(config), **more})
 
 
 def source_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_containerd_configuration_matches_the_vectors(
     given, expected = case["input"], case["expected"]
     config.write_text(render(source_of(given), "the admin's"))
     pair = (given["add"]["name"], given["add"]["path"])
-    ask = Ask((pair,), set_default=given["set_as_default"], config=str(config))
+    ask = EngineRequest((pair,), set_default=given["set_as_default"], config=str(config))
     plugin = expected.get("plugin", PLUGINS[given["version"]])
     text = answer(ask, program).targets[0].text
     containerd = get(tomllib.loads(text), ("plugins", plugin, "containerd"))

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.cli import cli
 from gpuhook.tools.engines import containerd, containerd_files, installer
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER
 from gpuhook.tools.engines.merge import get
 from gpuhook.tools.engines.store import Store
@@ -33,8 +33,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def ask_for(config: Path, **more: Any) -> Ask:
-    return Ask(**{"runtimes": (("gpu-py", PROGRAM),), "config": str(config), **more})
+def ask_for(config: Path, **more: Any) -> EngineRequest:
+    return EngineRequest(**{"runtimes": (("gpu-py", PROGRAM),), "config": str(config), **more})
 
 
 def install(made: Any, program: tuple[int, int] | None = NEW, **more: Any) -> list[str]:

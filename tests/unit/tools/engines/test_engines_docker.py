@@ -10,12 +10,12 @@ import pytest
 from gpuhook.base.errors import EngineError
 from gpuhook.monitor.host.processes import Process
 from gpuhook.tools.engines import docker, installer
-from gpuhook.tools.engines.ask import ALIASES, SET_DEFAULT, Ask
+from gpuhook.tools.engines.ask import ALIASES, SET_DEFAULT, EngineRequest
 from gpuhook.tools.engines.docker import Docker, wanted_document
 from gpuhook.tools.engines.docker_api import DockerInfo
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.store import Store
-from gpuhook.tools.engines.swarm import KEY, Node, Resource
+from gpuhook.tools.engines.swarm import KEY, SwarmNode, SwarmResource
 
 
 def without_args(document: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def without_args(document: dict[str, Any]) -> dict[str, Any]:
 def test_daemon_json_matches_the_vectors(case: dict[str, Any]) -> None:
     given, expected = case["input"], case["expected"]
     runtimes = tuple(given.get("add", {}).items()) or ((given["name"], "/x"),)
-    ask = Ask(runtimes, set_default=given.get("set_as_default", False))
+    ask = EngineRequest(runtimes, set_default=given.get("set_as_default", False))
     document = wanted_document(given["config"], ask, "daemon.json")
     if "config" in expected:
         assert document == without_args(expected["config"])
@@ -46,18 +46,18 @@ def test_daemon_json_matches_the_vectors(case: dict[str, Any]) -> None:
 )
 def test_wrong_types_are_refused(document: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        wanted_document(document, Ask((("gpu-py", "/x"),), cdi=True), "/d.json")
+        wanted_document(document, EngineRequest((("gpu-py", "/x"),), cdi=True), "/d.json")
 
 
 def test_a_runtime_named_runc_is_refused() -> None:
     with pytest.raises(EngineError, match="runc"):
-        wanted_document({}, Ask((("runc", "/x"),)), "/d.json")
+        wanted_document({}, EngineRequest((("runc", "/x"),)), "/d.json")
 
 
 def test_features_are_merged_and_an_existing_entry_keeps_its_options() -> None:
     entry = {"path": "/x", "runtimeArgs": ["--debug"]}
     document = {"features": {"buildkit": False}, "runtimes": {"gpu-py": entry}}
-    wanted = wanted_document(document, Ask((("gpu-py", "/x"),), cdi=True), "/d.json")
+    wanted = wanted_document(document, EngineRequest((("gpu-py", "/x"),), cdi=True), "/d.json")
     assert wanted["features"] == {"buildkit": False, "cdi": True}
     assert wanted["runtimes"] == {"gpu-py": entry}
 
@@ -73,7 +73,7 @@ DOCKERD = Process(0, 0, ("dockerd", "--config-file"), 0, 0.0, {}, "")
     [
         ("--default-runtime", "default-runtime", {"set_default": True}),
         ("--feature", "features", {"cdi": True}),
-        ("--node-generic-resource", KEY, {"swarm": (Resource("nvidia", "GPU", "GPU-1"),)}),
+        ("--node-generic-resource", KEY, {"swarm": (SwarmResource("nvidia", "GPU", "GPU-1"),)}),
     ],
 )
 def test_a_setting_already_given_as_dockerd_option_is_refused(
@@ -82,7 +82,7 @@ def test_a_setting_already_given_as_dockerd_option_is_refused(
     config = tmp_path / "daemon.json"
     daemon = replace(DOCKERD, argv=(*DOCKERD.argv, str(config), option, "x"))
     monkeypatch.setattr("gpuhook.monitor.host.processes.running", lambda *_: [daemon])
-    ask = Ask((("gpu-py", "/x"),), config=str(config))
+    ask = EngineRequest((("gpu-py", "/x"),), config=str(config))
     assert Docker().install(ask).targets
     with pytest.raises(EngineError, match=f'{option}, and wouldn\'t start with "{key}"'):
         Docker().install(replace(ask, **more))
@@ -122,7 +122,7 @@ def test_advice_names_the_file_that_dockerd_reads(
     daemon = replace(DOCKERD, argv=(*DOCKERD.argv, "/srv/my d.json"))
     monkeypatch.setattr("gpuhook.monitor.host.processes.running", lambda *_: [daemon])
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    ask = Ask((("gpu-py", "/x"),), rootless=True)
+    ask = EngineRequest((("gpu-py", "/x"),), rootless=True)
     [advice] = Docker().install(ask).afterwards
     assert advice.endswith("run gpuhook install --engine docker --config '/srv/my d.json'")
     [advice] = Docker().install(replace(ask, config=str(tmp_path / "daemon.json"))).afterwards
@@ -132,7 +132,7 @@ def test_advice_names_the_file_that_dockerd_reads(
 def test_an_existing_nvidia_runtime_of_another_program_stays(tmp_path: Path) -> None:
     config = tmp_path / "daemon.json"
     config.write_text('{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
-    ask = Ask((("gpu-py", "/x"),), also=(("nvidia", "/x"),), config=str(config))
+    ask = EngineRequest((("gpu-py", "/x"),), also=(("nvidia", "/x"),), config=str(config))
     [target] = Docker().install(ask).targets
     assert json.loads(target.text)["runtimes"] == {
         "nvidia": {"path": "nvidia-container-runtime"},
@@ -146,7 +146,7 @@ def test_an_nvidia_runtime_added_later_by_another_program_stays(tmp_path: Path, 
     others = {"path": "/usr/bin/nvidia-container-runtime"}
 
     def put(**more: Any) -> dict[str, Any]:
-        ask = Ask((("gpu-py", "/x/gpu-py"),), config=str(config), **more)
+        ask = EngineRequest((("gpu-py", "/x/gpu-py"),), config=str(config), **more)
         with store.locked():
             installer.install(store, [*Docker().install(ask).targets])
         document: dict[str, Any] = json.loads(config.read_text())
@@ -179,7 +179,7 @@ def test_containers_bound_to_a_runtime_are_found(tmp_path: Path) -> None:
         (folder / "hostconfig.json").write_text(json.dumps({"Runtime": runtime}))
         (folder / "config.v2.json").write_text(json.dumps({"Name": f"/{name}"}))
     (tmp_path / "data" / "containers" / "broken").mkdir()
-    assert Docker().bound(("gpu-py",), Ask((), config=str(config))) == ["one", "three"]
+    assert Docker().bound(("gpu-py",), EngineRequest((), config=str(config))) == ["one", "three"]
 
 
 @pytest.mark.parametrize(("user", "command"), [(0, "systemctl"), (1000, "systemctl --user")])
@@ -188,7 +188,9 @@ def test_restart_advice_is_for_the_users_own_docker(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
     path = tmp_path / "daemon.json"
-    ask = Ask(runtimes=(("gpu-py", "/opt/gpu-py"),), config=str(path), prefix=str(tmp_path))
+    ask = EngineRequest(
+        runtimes=(("gpu-py", "/opt/gpu-py"),), config=str(path), prefix=str(tmp_path)
+    )
     end = f": {command} restart docker"
     assert Docker().afterwards().endswith(end)
     [advice] = Docker().install(replace(ask, cdi=True, cdi_setting=True)).afterwards
@@ -226,9 +228,9 @@ def test_settings_not_yet_loaded_by_dockerd_are_reported(
 # Swarm ----------------------------------------------------------------------------------------
 
 
-ONE, TWO = (Resource("nvidia", "NVIDIA-GPU", f"GPU-{name}") for name in ("1111", "2222"))
-PART = Resource("nvidia", "NVIDIA-MIG", "MIG-3333")
-AMD = Resource("amd", "AMD-GPU", "0xab12")
+ONE, TWO = (SwarmResource("nvidia", "NVIDIA-GPU", f"GPU-{name}") for name in ("1111", "2222"))
+PART = SwarmResource("nvidia", "NVIDIA-MIG", "MIG-3333")
+AMD = SwarmResource("amd", "AMD-GPU", "0xab12")
 
 
 @pytest.mark.parametrize(
@@ -253,14 +255,16 @@ AMD = Resource("amd", "AMD-GPU", "0xab12")
     ],
 )
 def test_swarm_resource_entries_are_merged(
-    entries: list[str], devices: list[Resource], expected: list[str]
+    entries: list[str], devices: list[SwarmResource], expected: list[str]
 ) -> None:
-    assert Node(entries, devices).merged() == expected
-    assert Node(expected, devices).merged() == expected
+    assert SwarmNode(entries, devices).merged() == expected
+    assert SwarmNode(expected, devices).merged() == expected
 
 
 def test_swarm_variables_follow_the_resource_entries() -> None:
-    node = Node(["gpu=GPU-1111", "gpu=0xab12", "NVIDIA-MIG=MIG-3333", "SSD=x"], [ONE, PART, AMD])
+    node = SwarmNode(
+        ["gpu=GPU-1111", "gpu=0xab12", "NVIDIA-MIG=MIG-3333", "SSD=x"], [ONE, PART, AMD]
+    )
     assert node.variables() == {
         "DOCKER_RESOURCE_GPU": ["nvidia", "amd"],
         "DOCKER_RESOURCE_NVIDIA-MIG": ["nvidia"],
@@ -269,14 +273,14 @@ def test_swarm_variables_follow_the_resource_entries() -> None:
 
 def test_swarm_resources_also_set_the_default_runtime() -> None:
     """A service can't choose its runtime."""
-    ask = Ask((("gpu-py", "/x"),), swarm=(ONE,))
+    ask = EngineRequest((("gpu-py", "/x"),), swarm=(ONE,))
     wanted = wanted_document({"labels": ["a=b"]}, ask, "/d.json")
     assert wanted[KEY] == ["NVIDIA-GPU=GPU-1111"]
     assert wanted["default-runtime"] == "gpu-py"
-    assert KEY not in wanted_document({}, Ask((("gpu-py", "/x"),)), "/d.json")
+    assert KEY not in wanted_document({}, EngineRequest((("gpu-py", "/x"),)), "/d.json")
 
 
 @pytest.mark.parametrize("value", ["gpu=GPU-1", [1], {"gpu": "GPU-1"}])
 def test_generic_resources_that_are_not_a_list_are_refused(value: object) -> None:
     with pytest.raises(EngineError, match=f'"{KEY}" in /d.json isn.t a list'):
-        wanted_document({KEY: value}, Ask((("gpu-py", "/x"),), swarm=(ONE,)), "/d.json")
+        wanted_document({KEY: value}, EngineRequest((("gpu-py", "/x"),), swarm=(ONE,)), "/d.json")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuhook.base.errors import EngineError
-from gpuhook.tools.engines.ask import HOOK, SET_DEFAULT, Ask
+from gpuhook.tools.engines.ask import HOOK, SET_DEFAULT, EngineRequest
 from gpuhook.tools.engines.crio import Crio
 from gpuhook.tools.engines.podman import Podman, hook_document
 from gpuhook.tools.engines.prefix import state_folder
@@ -33,7 +33,7 @@ def test_crio_drop_in_matches_the_vectors(case: dict[str, Any], tmp_path: Path) 
     config = tmp_path / "crio.conf"
     config.write_text(render(document_of(given["source"]), ""))
     pair = (given["add"]["name"], given["add"]["path"])
-    ask = Ask((pair,), set_default=given["set_as_default"], config=str(config))
+    ask = EngineRequest((pair,), set_default=given["set_as_default"], config=str(config))
     [target] = Crio().install(ask).targets
     assert target.path == f"{tmp_path}/crio.conf.d/99-gpuhook.conf"
     assert tomllib.loads(target.text) == document_of(case["expected"]["dropin"])
@@ -42,7 +42,7 @@ def test_crio_drop_in_matches_the_vectors(case: dict[str, Any], tmp_path: Path) 
 def test_crio_runtime_is_written_to_the_drop_in_only(tmp_path: Path) -> None:
     """As the vector "crio main config untouched" has it."""
     config = tmp_path / "crio.conf"
-    ask = Ask((("nvidia", "/usr/bin/nvidia-container-runtime"),), config=str(config))
+    ask = EngineRequest((("nvidia", "/usr/bin/nvidia-container-runtime"),), config=str(config))
     [target] = Crio().install(ask).targets
     assert "[crio.runtime.runtimes.nvidia]\n" in target.text
     assert 'runtime_path = "/usr/bin/nvidia-container-runtime"\n' in target.text
@@ -51,7 +51,7 @@ def test_crio_runtime_is_written_to_the_drop_in_only(tmp_path: Path) -> None:
 def test_crio_reads_the_drop_in_if_the_configuration_is_a_drop_in_itself(tmp_path: Path) -> None:
     """Older instructions for nvidia-ctk name /etc/crio/crio.conf.d/99-nvidia.conf."""
     folder = tmp_path / "crio.conf.d"
-    ask = Ask((("nvidia", "/x"),), config=str(folder / "99-nvidia.conf"))
+    ask = EngineRequest((("nvidia", "/x"),), config=str(folder / "99-nvidia.conf"))
     [target] = Crio().install(ask).targets
     assert target.path == str(folder / "99-gpuhook.conf")
     assert target.sources == (str(tmp_path / "crio.conf"),)
@@ -62,7 +62,7 @@ def test_a_crio_drop_in_records_the_files_it_repeats_as_sources(tmp_path: Path) 
     other.parent.mkdir()
     for path in (config, other):
         path.touch()
-    [target] = Crio().install(Ask((("gpu-py", "/p"),), config=str(config))).targets
+    [target] = Crio().install(EngineRequest((("gpu-py", "/p"),), config=str(config))).targets
     assert target.sources == (str(config), str(other))
 
 
@@ -74,7 +74,7 @@ def test_other_drop_ins_count_in_order_and_our_own_is_ignored(tmp_path: Path) ->
     (folder / "10-crun.conf").write_text(render(document_of(first), ""))
     ours = {"default_runtime": "gpu-py", "runtimes.gpu-py": {"runtime_root": "/old"}}
     (folder / "99-gpuhook.conf").write_text(render(document_of(ours), ""))
-    ask = Ask((("gpu-py", "/x"),), config=str(tmp_path / "crio.conf"))
+    ask = EngineRequest((("gpu-py", "/x"),), config=str(tmp_path / "crio.conf"))
     expected = {"runtime_path": "/x", "runtime_type": "oci", "monitor_cgroup": "pod"}
     short = {"runtimes.gpu-py": expected}
     [target] = Crio().install(ask).targets
@@ -98,7 +98,7 @@ def test_options_that_replace_the_program_crio_calls_are_not_copied(
 ) -> None:
     config = tmp_path / "crio.conf"
     config.write_text(render(document_of({"default_runtime": "x", "runtimes.x": default}), ""))
-    [target] = Crio().install(Ask((("gpu-py", "/p"),), config=str(config))).targets
+    [target] = Crio().install(EngineRequest((("gpu-py", "/p"),), config=str(config))).targets
     ours = {**expected, "runtime_path": "/p", "runtime_type": "oci"}
     assert tomllib.loads(target.text) == document_of({"runtimes.gpu-py": ours})
 
@@ -110,14 +110,14 @@ def test_crio_containers_of_a_runtime_handler_are_found(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         annotations = {"io.kubernetes.cri-o.RuntimeHandler": handler}
         (folder / "config.json").write_text(json.dumps({"annotations": annotations}))
-    assert Crio().bound(("gpu-py",), Ask((), prefix=str(tmp_path))) == ["a" * 12]
+    assert Crio().bound(("gpu-py",), EngineRequest((), prefix=str(tmp_path))) == ["a" * 12]
 
 
 # podman ---------------------------------------------------------------------------------------
 
 
-def ask_below(prefix: Path, **more: Any) -> Ask:
-    return Ask((("gpu-py", "/opt/gpu-py"),), prefix=str(prefix), **more)
+def ask_below(prefix: Path, **more: Any) -> EngineRequest:
+    return EngineRequest((("gpu-py", "/opt/gpu-py"),), prefix=str(prefix), **more)
 
 
 def test_podman_runtime_is_registered_with_json_log_support(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_user_without_a_home_is_refused(
         if value is not None:
             monkeypatch.setenv(name, value)
     with pytest.raises(EngineError, match="Set HOME"):
-        Ask(runtimes=()).user("enroot")
+        EngineRequest(runtimes=()).user("enroot")
     with pytest.raises(EngineError, match="Set HOME"):
         state_folder(None, "")
 
@@ -241,7 +241,7 @@ def test_a_later_file_with_another_default_gives_a_warning(
     folder = tmp_path / place
     folder.mkdir(parents=True)
     (folder / name).write_text(text)
-    ask = Ask((("gpu-py", "/p"),), prefix=str(tmp_path))
+    ask = EngineRequest((("gpu-py", "/p"),), prefix=str(tmp_path))
     assert not engine.install(ask).warnings
     warnings = engine.install(replace(ask, set_default=True)).warnings
     assert [each.partition(" ")[0] for each in warnings] == [
@@ -255,6 +255,6 @@ def test_a_list_with_append_true_keeps_it(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "etc/containers"
     folder.mkdir(parents=True)
     (folder / "containers.conf").write_text(f'[engine]\n{name} = ["x", {{append=true}}]\n')
-    ask = Ask((("gpu-py", "/p"),), prefix=str(tmp_path), hook="prestart", hook_path="/h")
+    ask = EngineRequest((("gpu-py", "/p"),), prefix=str(tmp_path), hook="prestart", hook_path="/h")
     drop_in = Podman().install(ask).targets[0]
     assert tomllib.loads(drop_in.text)["engine"][name][:2] == ["x", {"append": True}]

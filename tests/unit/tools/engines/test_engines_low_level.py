@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.podman import Podman, other_runtime, own_runtime
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -15,12 +15,12 @@ CRUN = "GPUHOOK_RUNTIME=/usr/bin/crun"
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Ask:
+def ask(tmp_path: Path) -> EngineRequest:
     """A host, below a prefix, with two low-level runtimes and podman's other programs."""
     for path in ("usr/bin/crun", "usr/sbin/runc", "opt/crun-1", "opt/kata", "opt/youki"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch(0o755)
-    return Ask((("gpu-py", "/opt/gpu-py"),), prefix=str(tmp_path))
+    return EngineRequest((("gpu-py", "/opt/gpu-py"),), prefix=str(tmp_path))
 
 
 OPT = {"runtimes": {"crun": ["/none/crun", "/opt/crun-1"], "kata": ["/opt/kata"], "mine": []}}
@@ -43,21 +43,21 @@ SOURCES: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("case", SOURCES.values(), ids=SOURCES.keys())
 def test_podmans_own_low_level_runtime_is_found_from_its_settings(
-    ask: Ask, case: tuple[list[dict[str, Any]], str]
+    ask: EngineRequest, case: tuple[list[dict[str, Any]], str]
 ) -> None:
     Path(ask.prefix, "opt/gpu-py").touch(0o755)
     sources, own = case
     assert own_runtime(sources, ask) == own
 
 
-def test_podman_falls_back_to_runc_without_crun(ask: Ask) -> None:
+def test_podman_falls_back_to_runc_without_crun(ask: EngineRequest) -> None:
     Path(ask.prefix, "usr/bin/crun").unlink()
     assert own_runtime([], ask) == "/usr/sbin/runc"
     Path(ask.prefix, "usr/sbin/runc").unlink()
     assert own_runtime([], ask) == ""
 
 
-def installed(ask: Ask) -> list[object] | None:
+def installed(ask: EngineRequest) -> list[object] | None:
     """Return the variables for conmon that install writes; None if it doesn't set them."""
     [target] = [each for each in Podman().install(ask).targets if each.path.endswith(".conf")]
     assert target.text is not None
@@ -77,7 +77,7 @@ CONF: dict[str, list[object] | None] = {
 
 @pytest.mark.parametrize(("text", "variables"), CONF.items())
 def test_conmon_environment_names_podmans_own_runtime(
-    ask: Ask, text: str, variables: list[object] | None
+    ask: EngineRequest, text: str, variables: list[object] | None
 ) -> None:
     folder = Path(ask.prefix, "etc/containers/containers.conf.d")
     folder.mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_conmon_environment_names_podmans_own_runtime(
     assert installed(ask) == variables
 
 
-def test_gpu_py_as_default_is_not_taken_for_podmans_own_runtime(ask: Ask) -> None:
+def test_gpu_py_as_default_is_not_taken_for_podmans_own_runtime(ask: EngineRequest) -> None:
     path = Path(ask.prefix, "etc/containers/containers.conf.d/99-gpuhook.conf")
     path.parent.mkdir(parents=True)
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_a_low_level_runtime_differing_from_podmans_gives_a_warning(
     paths = ", ".join(f'"{tmp_path}/{name}"' for name in ours or ())
     named = f"runtimes = [{paths}]\n" if ours else ""
     config.write_text(f"[nvidia-container-runtime]\n{named}")
-    ask = Ask((("gpu-py", str(tmp_path / "gpu-py")),), gpuhook_config=str(config))
+    ask = EngineRequest((("gpu-py", str(tmp_path / "gpu-py")),), gpuhook_config=str(config))
     found = [*other_runtime(f"{tmp_path}/{podmans}", ask)]
     assert len(found) == is_warned
     if is_warned:
@@ -126,5 +126,5 @@ def test_a_low_level_runtime_differing_from_podmans_gives_a_warning(
 
 
 def test_low_level_runtimes_below_a_prefix_are_not_compared(tmp_path: Path) -> None:
-    ask = Ask((("gpu-py", "/opt/gpu-py"),), prefix=str(tmp_path))
+    ask = EngineRequest((("gpu-py", "/opt/gpu-py"),), prefix=str(tmp_path))
     assert [*other_runtime("/usr/bin/crun", ask)] == []

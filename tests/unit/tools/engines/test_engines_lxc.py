@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import installer, lxc_text
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.store import Store
 
@@ -34,10 +34,12 @@ PIECES = st.lists(
 ).map("\n".join)
 
 
-def ask(prefix: Path, path: str, line: str = INCLUDED, text: str = "lxc.a = b\n") -> Ask:
+def ask(prefix: Path, path: str, line: str = INCLUDED, text: str = "lxc.a = b\n") -> EngineRequest:
     """Return a request for a container's file, below a folder."""
     header = "# Written by `gpuhook install`; `gpuhook uninstall` takes it back.\n"
-    return Ask((), units=((f"{prefix}{path}", line), (f"{prefix}{INCLUDED}", header + text)))
+    return EngineRequest(
+        (), units=((f"{prefix}{path}", line), (f"{prefix}{INCLUDED}", header + text))
+    )
 
 
 def written(prefix: Path, path: str, text: str) -> tuple[Path, Store]:
@@ -48,7 +50,7 @@ def written(prefix: Path, path: str, text: str) -> tuple[Path, Store]:
     return place, Store(str(prefix / "state"))
 
 
-def install(store: Store, asked: Ask) -> None:
+def install(store: Store, asked: EngineRequest) -> None:
     with store.locked():
         installer.install(store, list(ENGINES["lxc"].install(asked).targets))
 

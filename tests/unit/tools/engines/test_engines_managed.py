@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import containerd, installer, managed, placeholders
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.store import Store
@@ -33,7 +33,7 @@ LITERAL = (
 
 
 def install(engine: str, tmp_path: Path, config: Path, **more: Any) -> None:
-    ask = Ask(RUNTIMES, config=str(config), **more)
+    ask = EngineRequest(RUNTIMES, config=str(config), **more)
     store = Store(str(tmp_path / "state"))
     with store.locked():
         made = (
@@ -149,7 +149,9 @@ def test_a_placeholder_in_a_copied_podman_list_is_refused(tmp_path: Path, value:
     config = tmp_path / "etc/containers/containers.conf"
     config.parent.mkdir(parents=True)
     config.write_text(f'[engine]\nhooks_dir = ["{value}"]\n')
-    ask = Ask(RUNTIMES, prefix=str(tmp_path), hook="prestart", hook_path="/opt/gpuhook-prestart")
+    ask = EngineRequest(
+        RUNTIMES, prefix=str(tmp_path), hook="prestart", hook_path="/opt/gpuhook-prestart"
+    )
     with pytest.raises(EngineError, match=f"{config}, line 2, has the placeholder"):
         ENGINES["podman"].install(ask)
     config.write_text('[containers]\nlog_tag = "{{.Name}}/{{ .ID }}"\n')
@@ -241,10 +243,10 @@ def test_a_system_that_writes_its_own_engine_files_is_refused(
     release.write_text(f'NAME="x"\nID_LIKE=debian\nID={quotes}{system}{quotes}\n')
     before = tree(tmp_path)
     with pytest.raises(EngineError, match=f"{title} writes the files of {engine} itself.*mounts"):
-        ENGINES[engine].install(Ask(RUNTIMES, prefix=str(tmp_path)))
+        ENGINES[engine].install(EngineRequest(RUNTIMES, prefix=str(tmp_path)))
     assert tree(tmp_path) == before
     release.write_text("ID=debian\nVERSION=talos\n")
-    ENGINES[engine].install(Ask(RUNTIMES, prefix=str(tmp_path)))
+    ENGINES[engine].install(EngineRequest(RUNTIMES, prefix=str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["containerd.toml", "conf.d/20-customization.part"])
@@ -253,7 +255,7 @@ def test_the_files_of_talos_are_known_by_their_folder(tmp_path: Path, name: str)
     config = tmp_path / "etc/cri" / name
     config.parent.mkdir(parents=True)
     config.write_text("version = 3\n")
-    ask = Ask(RUNTIMES, prefix=str(tmp_path), config=str(config))
+    ask = EngineRequest(RUNTIMES, prefix=str(tmp_path), config=str(config))
     with pytest.raises(EngineError, match="Talos writes the files of containerd itself"):
         ENGINES["containerd"].install(ask)
 
@@ -273,7 +275,7 @@ def test_links_of_an_image_that_lead_out_of_it_are_not_followed(tmp_path: Path) 
     for name, target in (("var", "/nowhere"), ("etc/os-release", "/etc/os-release")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(target)
-    ask = Ask(RUNTIMES, prefix=str(tmp_path))
+    ask = EngineRequest(RUNTIMES, prefix=str(tmp_path))
     [drop_in, _] = ENGINES["containerd"].install(ask).targets
     assert drop_in.path == f"{tmp_path}/etc/containerd/conf.d/99-gpuhook.toml"
 
@@ -295,7 +297,7 @@ def test_containerd_2_uses_only_plugin_tables_of_version_3(
     config.write_bytes((head + old + ("" if is_imported else new)).encode())
     other.write_bytes(f"version = {version}\r\n{new if is_imported else ''}".encode())
     before = config.read_bytes()
-    ask = Ask(RUNTIMES, config=str(config))
+    ask = EngineRequest(RUNTIMES, config=str(config))
     text = containerd.answer(ask, program).targets[0].text
     is_new = version == 3 or program != (1, 7)
     assert {*tomllib.loads(text)["plugins"]} == {starts.V3 if is_new else starts.V2}

@@ -9,10 +9,10 @@ import pytest
 
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import containerd, docker, installed, installer, marks
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.files import DROP_IN_HEADER, decode
 from gpuhook.tools.engines.known import ENGINES
-from gpuhook.tools.engines.store import Store, Target
+from gpuhook.tools.engines.store import Store, TargetFile
 
 ENCODINGS = {
     codecs.BOM_UTF8: "utf-8",
@@ -76,7 +76,9 @@ def test_daemon_json_keeps_its_byte_order_mark(
     path.write_bytes(written(DAEMON, mark))
     store = Store(str(tmp_path / "state"))
     for set_default in (True, False):
-        ask = Ask(RUNTIMES, prefix=str(tmp_path), set_default=set_default, cdi=not set_default)
+        ask = EngineRequest(
+            RUNTIMES, prefix=str(tmp_path), set_default=set_default, cdi=not set_default
+        )
         with store.locked():
             installer.install(store, list(docker.Docker().install(ask).targets))
         data = path.read_bytes()
@@ -101,7 +103,7 @@ def test_a_mark_that_docker_does_not_read_is_refused(
     path = tmp_path / "daemon.json"
     path.write_bytes(written(DAEMON, mark))
     monkeypatch.setattr(installed, "version", lambda *_: version)
-    ask = Ask(RUNTIMES, config=str(path))
+    ask = EngineRequest(RUNTIMES, config=str(path))
     if version == "28.5.2" and "32" not in ENCODINGS[mark]:
         assert docker.Docker().install(ask).targets
         return
@@ -120,7 +122,7 @@ def test_containerd_files_keep_a_readable_mark_and_others_are_refused(
     head = f"version = {version}\n" if version > 1 else ""
     path.write_bytes(written(f'{head}root = "é"\n', mark))
     before = path.read_bytes()
-    ask = Ask(RUNTIMES, config=str(path))
+    ask = EngineRequest(RUNTIMES, config=str(path))
     reads = mark == codecs.BOM_UTF8 and version < 3 and (program is None or program < (2, 0))
     if not reads:
         with pytest.raises(EngineError, match=f"{path} starts with a byte order mark of UTF-"):
@@ -146,7 +148,7 @@ def test_drop_ins_with_a_mark_are_kept_or_refused_by_engine_version(
     drop_in = tmp_path / "99-gpuhook.conf"
     (tmp_path / "crio.conf").touch()
     named = {"podman": drop_in, "crio": tmp_path / "crio.conf"}[engine]
-    ask = Ask(RUNTIMES, config=str(named), drop_in=str(drop_in))
+    ask = EngineRequest(RUNTIMES, config=str(named), drop_in=str(drop_in))
 
     def install() -> None:
         with store.locked():
@@ -177,7 +179,7 @@ def test_a_files_mark_survives_install_and_uninstall(
     text = {**texts, "toml": "a = 2\n", "json": '{"a": 2}\n', "whole": "true\n"}[syntax]
     store = Store(str(tmp_path / "state"))
     with store.locked():
-        installer.install(store, [Target("docker", str(path), syntax, text, str(path))])
+        installer.install(store, [TargetFile("docker", str(path), syntax, text, str(path))])
     assert path.read_bytes() == mark + text.encode()
     with store.locked():
         installer.uninstall(store, store.records())

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gpuhook.base.errors import CdiError, EngineError, GpuhookError
 from gpuhook.tools.cli import cli
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.prefix import below, checked
 from gpuhook.tools.vendors.nvidia import program_links
@@ -128,7 +128,9 @@ def test_installing_through_a_link_out_of_the_prefix_is_refused(
 
 def test_nspawn_files_through_a_link_out_of_the_prefix_are_refused(image: Path, host: Path) -> None:
     (image / "etc/systemd").symlink_to(host)
-    ask = Ask((), prefix=str(image), units=(("/etc/systemd/nspawn/box.nspawn", "[Files]\n"),))
+    ask = EngineRequest(
+        (), prefix=str(image), units=(("/etc/systemd/nspawn/box.nspawn", "[Files]\n"),)
+    )
     with pytest.raises(EngineError, match="leads through the link"):
         ENGINES["nspawn"].install(ask)
 

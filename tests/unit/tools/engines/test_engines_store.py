@@ -20,7 +20,7 @@ from gpuhook.tools.engines import installer, toml_text
 from gpuhook.tools.engines import store as stores
 from gpuhook.tools.engines.files import DROP_IN_HEADER
 from gpuhook.tools.engines.podman import HOOK_KEYS, hook_document
-from gpuhook.tools.engines.store import Store, Target
+from gpuhook.tools.engines.store import Store, TargetFile
 
 OLD = '{"debug":   true}\n'
 NEW = '{"debug":   true, "runtimes": {"gpu-py": {"path": "/p"}}}\n'
@@ -32,11 +32,11 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "state"))
 
 
-def target(path: Path, text: str = NEW, *, ours: bool = False) -> Target:
-    return Target("docker", str(path), "json", text, str(path), OWNED, ours)
+def target(path: Path, text: str = NEW, *, ours: bool = False) -> TargetFile:
+    return TargetFile("docker", str(path), "json", text, str(path), OWNED, ours)
 
 
-def put(store: Store, wanted: Target) -> None:
+def put(store: Store, wanted: TargetFile) -> None:
     with store.locked():
         installer.install(store, [wanted])
 
@@ -133,11 +133,11 @@ def test_a_users_edit_between_two_installations_stays(store: Store, path: Path) 
 def test_foreign_settings_in_a_generated_file_are_kept(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "99-gpuhook.conf"
 
-    def ours(program: str, *supports: str) -> Target:
+    def ours(program: str, *supports: str) -> TargetFile:
         settings = {"supports": [*supports], "runtimes": {"gpu-py": [program]}}
         text = toml_text.render({"engine": settings}, DROP_IN_HEADER)
         owned = (("engine", "runtimes", "gpu-py"),)
-        return Target("podman", str(path), "toml", text, str(path), owned, ours=True)
+        return TargetFile("podman", str(path), "toml", text, str(path), owned, ours=True)
 
     put(store, ours("/p", "crun", "gpu-py"))
     text = path.read_text().replace("[engine]\n", '[engine]\n# Mine.\nlogger = "file"\n', 1)
@@ -244,7 +244,7 @@ def test_an_unparsable_file_stops_uninstall_of_all_files(store: Store, tmp_path:
 def test_an_edited_hook_file_is_removed_whole(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "hook.json"
     text = hook_document("/opt/hook", "prestart", None)
-    put(store, Target("podman", str(path), "json", text, str(path), HOOK_KEYS, ours=True))
+    put(store, TargetFile("podman", str(path), "json", text, str(path), HOOK_KEYS, ours=True))
     path.write_text(text.replace("/opt/hook", "/other"))
     take(store)
     assert not path.exists()
@@ -252,7 +252,7 @@ def test_an_edited_hook_file_is_removed_whole(store: Store, tmp_path: Path) -> N
 
 def test_the_version_key_stays_with_settings_added_by_others(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    put(store, Target("containerd", str(path), "toml", 'version = 3\nimports = ["a"]\n', ""))
+    put(store, TargetFile("containerd", str(path), "toml", 'version = 3\nimports = ["a"]\n', ""))
     path.write_text('version = 3\nimports = ["a"]\nroot = "/r"\n')
     take(store)
     assert path.read_text() == 'version = 3\nroot = "/r"\n'
@@ -492,7 +492,7 @@ def test_a_killed_replacement_loses_nothing(
         if before is not None:
             path.write_text(text(before))
         store = Store(str(path.parent / "state"))
-        first, second = (Target("docker", str(path), syntax, text(name), "") for name in "xy")
+        first, second = (TargetFile("docker", str(path), syntax, text(name), "") for name in "xy")
         put(store, first)
         is_killed = killed_before(change, partial(put, store, second))
         if somebody_edits:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuhook.base.errors import EngineError
 from gpuhook.tools.engines import json_text, toml_text
-from gpuhook.tools.engines.merge import Step, steps, without_ours
+from gpuhook.tools.engines.merge import EditStep, steps, without_ours
 
 TABBED = (
     '{\n\t"log-driver": "json-file",\n\t"features": {"buildkit": true},\n\t"dns": ["1", "2"]\n}'
@@ -174,11 +174,11 @@ OWNED = [("runtimes", "gpu-py")]
 
 def test_edit_steps_are_minimal() -> None:
     assert list(steps({"a": 1, "b": {"c": 1, "d": 1}}, {"b": {"c": 2, "d": 1}, "e": []})) == [
-        Step(("a",), remove=True),
-        Step(("b", "c"), 2),
-        Step(("e",), []),
+        EditStep(("a",), remove=True),
+        EditStep(("b", "c"), 2),
+        EditStep(("e",), []),
     ]
-    assert list(steps({"a": True}, {"a": 1})) == [Step(("a",), 1)]
+    assert list(steps({"a": True}, {"a": 1})) == [EditStep(("a",), 1)]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuhook.base.errors import EngineError, LostDeviceError
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan.operations import AllowDevice, BindDevice, Plan
 from gpuhook.hpc.rootfs import machines, units
 from gpuhook.tools.cli import watch
 from gpuhook.tools.engines import charliecloud, installer, unit_text, whole_text
-from gpuhook.tools.engines.ask import Ask
+from gpuhook.tools.engines.ask import EngineRequest
 from gpuhook.tools.engines.files import Change
 from gpuhook.tools.engines.known import ENGINES
 from gpuhook.tools.engines.store import Store
@@ -32,7 +32,7 @@ BLOCK = "[Files]\nBind=/dev/nvidia0:/dev/nvidia0\n"
 )
 def test_nodes_outside_dev_get_no_systemd_device_rule(root: str, words: list[str]) -> None:
     """systemd-nspawn makes one of each bound node, and systemd refuses others."""
-    node = Node("/dev/nvidia0", 195, 0, 0o666, 0, 0)
+    node = DeviceNode("/dev/nvidia0", 195, 0, 0o666, 0, 0)
     plan = Plan([AllowDevice(node.numbers, ""), BindDevice(root, node, "")])
     bind = f"--bind={root.rstrip('/')}/dev/nvidia0:/dev/nvidia0"
     assert units.arguments(plan, ["A=1"]) == [bind, "--setenv=A=1", *words]
@@ -69,7 +69,7 @@ def test_an_nspawn_file_keeps_its_text_and_is_restored_exactly(
         place.write_text(before)
     store = Store(str(tmp_path / "state"))
     for block in (BLOCK, BLOCK.replace("0", "1"), BLOCK):
-        ask = Ask((), prefix=str(tmp_path), units=((NSPAWN, block), (DROP_IN, block)))
+        ask = EngineRequest((), prefix=str(tmp_path), units=((NSPAWN, block), (DROP_IN, block)))
         with store.locked():
             installer.install(store, list(ENGINES["nspawn"].install(ask).targets))
         text = place.read_text()
@@ -85,7 +85,7 @@ def test_an_nspawn_file_keeps_its_text_and_is_restored_exactly(
 def test_owner_edits_outside_the_nspawn_block_survive_uninstall(tmp_path: Path) -> None:
     place = tmp_path / NSPAWN.lstrip("/")
     store = Store(str(tmp_path / "state"))
-    ask = Ask((), prefix=str(tmp_path), units=((NSPAWN, BLOCK),))
+    ask = EngineRequest((), prefix=str(tmp_path), units=((NSPAWN, BLOCK),))
     with store.locked():
         installer.install(store, list(ENGINES["nspawn"].install(ask).targets))
     place.write_text("[Exec]\nBoot=yes\n" + place.read_text().replace("nvidia0", "nvidia7"))
@@ -105,12 +105,12 @@ def test_a_failing_nspawn_machine_does_not_block_other_machines(
     """One names a GPU that is lost, for instance; systemd has to see what the others got."""
     state = str(tmp_path / "state")
     for name in ("a", "b", "c"):
-        machines.remember(state, machines.Machine(name))
+        machines.remember(state, machines.NspawnMachine(name))
 
-    def files(machine: machines.Machine) -> machines.Files:
+    def files(machine: machines.NspawnMachine) -> machines.MachineFiles:
         if machine.name == "b":
             raise LostDeviceError("GPU 1 has fallen off the bus", "Look at dmesg")
-        return machines.Files(((str(tmp_path / f"{machine.name}.nspawn"), BLOCK),), ())
+        return machines.MachineFiles(((str(tmp_path / f"{machine.name}.nspawn"), BLOCK),), ())
 
     monkeypatch.setattr(machines, "files", files)
     seen: list[str] = []
@@ -125,8 +125,8 @@ def test_a_failing_nspawn_machine_does_not_block_other_machines(
     assert (seen, capsys.readouterr().out) == (["reload"], ""), "nothing is new"
 
 
-def enroot(prefix: Path) -> Ask:
-    return Ask((("gpu-py", "/opt/gpuhook/bin/gpu-py"),), prefix=str(prefix))
+def enroot(prefix: Path) -> EngineRequest:
+    return EngineRequest((("gpu-py", "/opt/gpuhook/bin/gpu-py"),), prefix=str(prefix))
 
 
 def test_an_enroot_hook_is_executable_and_foreign_hooks_stay(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ class Whole:
             self.path.write_text(before)
 
     def install(self, program: str = "/opt/bin/gpu-py") -> None:
-        ask = Ask((("gpu-py", program),), prefix=str(self._prefix))
+        ask = EngineRequest((("gpu-py", program),), prefix=str(self._prefix))
         with self._store.locked():
             installer.install(self._store, [*ENGINES[self._engine].install(ask).targets])
 
@@ -221,7 +221,7 @@ def name_of(case: tuple[str, str, str | None]) -> str:
 
 @pytest.fixture(params=CASES, ids=name_of)
 def whole(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Whole:
-    made = charliecloud._Documents({"acme.com-gpu.json": '{"kind": "acme.com/gpu"}\n'}, [], [])
+    made = charliecloud._GeneratedSpecs({"acme.com-gpu.json": '{"kind": "acme.com/gpu"}\n'}, [], [])
     monkeypatch.setattr(charliecloud, "_documents", lambda _: made)
     return Whole(tmp_path, *request.param)
 

@@ -13,33 +13,33 @@ from gpuhook.base.cgroup import device_program as code
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import ContainerError, MemoryLimitError, RequestError
 from gpuhook.base.oci import jsontext
-from gpuhook.base.oci.spec import Spec, State
+from gpuhook.base.oci.spec import ContainerState, Spec
 from gpuhook.base.state_directory import StateDirectory, boot_id
 from gpuhook.core import contract
 from gpuhook.core.contract import Grant
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.records import records
 from gpuhook.core.resolve import Allocation
 from gpuhook.monitor.containers import attach, attached, live
 from gpuhook.monitor.containers.cgroup_check import program_allows
-from gpuhook.monitor.containers.device_users import Container
-from gpuhook.monitor.containers.target import Target
+from gpuhook.monitor.containers.device_users import RunningContainer
+from gpuhook.monitor.containers.target import AttachTarget
 from gpuhook.tools.running import bundles, repair
 from gpuhook.vendors import registry
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
 NVIDIA = contract.load(registry.KNOWN["nvidia"])
 CONFIG = Config()
 CONTROL = ("/dev/nvidiactl", 195, 255)
 
 
-def inventory(*numbers: int) -> Inventory:
+def inventory(*numbers: int) -> NvidiaInventory:
     gpus = tuple(
         Gpu(n, n, f"GPU-{n}", f"00000000:{n:02X}:00.0", "H100", "9.0", "Nvidia", False, ())
         for n in numbers
     )
-    nodes = (Node(*CONTROL), *(Node(f"/dev/nvidia{n}", 195, n) for n in numbers))
-    return Inventory("/", "535.1", "12.2", gpus, nodes, ())
+    nodes = (DeviceNode(*CONTROL), *(DeviceNode(f"/dev/nvidia{n}", 195, n) for n in numbers))
+    return NvidiaInventory("/", "535.1", "12.2", gpus, nodes, ())
 
 
 FOUR = inventory(0, 1, 2, 3)
@@ -61,7 +61,7 @@ def given(record: dict[str, Any], *numbers: int, denied: list[tuple[int, int]]) 
     return attached.mounted(attached.added(record, [whole], entries), ids, places, lasts=True)
 
 
-def removed(record: dict[str, Any], *numbers: int) -> attached.Removed:
+def removed(record: dict[str, Any], *numbers: int) -> attached.RemainingRecord:
     ids = {("nvidia", f"GPU-{n}") for n in numbers}
     before = copy.deepcopy(record)
     found = attached.removed(record, ids, {"nvidia": FOUR}, CONFIG)
@@ -163,9 +163,9 @@ def test_a_recorded_process_of_another_container_is_refused(tmp_path: Path) -> N
             bundles.first_process("victim", str(tmp_path))
 
 
-def target(name: str) -> Target:
-    process = live.Process(os.getpid(), bundles.start_time(os.getpid()) or 0)
-    return Target(name, process, Spec("config.json", "{}"), [FOUR], CONFIG)
+def target(name: str) -> AttachTarget:
+    process = live.FirstProcess(os.getpid(), bundles.start_time(os.getpid()) or 0)
+    return AttachTarget(name, process, Spec("config.json", "{}"), [FOUR], CONFIG)
 
 
 ID = "0123456789ab" * 5
@@ -227,21 +227,25 @@ def test_only_the_containers_own_scope_is_found(path: str, expected: str) -> Non
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, Container]]:
+def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, RunningContainer]]:
     """A configuration, its folder of records, and a container of this process with GPU 1."""
     config = Config()
     config.state_dir = str(tmp_path / "state")
     folder = records.open_records(config.state_dir, make=True)
     assert folder is not None
     process = os.open(f"/proc/{os.getpid()}", os.O_PATH)
-    state = State(ID, os.getpid(), str(tmp_path), None)
+    state = ContainerState(ID, os.getpid(), str(tmp_path), None)
     described = {**records.describe(state, {}, []), **records.now(process)}
     os.close(process)
     record = given({**described, "boot": boot_id()}, 1, denied=[(195, 1)])
     name = records.name_of(record)
     fileio.replace(name, jsontext.dumps(record).encode(), f".{name}", folder=folder.fd)
     [record] = records.read_folder(folder)
-    yield config, folder, Container(ID, "docker", os.getpid(), "x", {(195, 1)}, record=record)
+    yield (
+        config,
+        folder,
+        RunningContainer(ID, "docker", os.getpid(), "x", {(195, 1)}, record=record),
+    )
     folder.close()
 
 
@@ -250,14 +254,14 @@ def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, Container
     instead="held = contextlib.nullcontext()",
 )  # fmt: skip
 def test_a_concurrent_device_change_waits_and_times_out(
-    recorded: tuple[Config, StateDirectory, Container], monkeypatch: pytest.MonkeyPatch
+    recorded: tuple[Config, StateDirectory, RunningContainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, _, container = recorded
     monkeypatch.setattr(attached, "_WAIT", 0.05)
     folder = records.open_records(config.state_dir, make=False)
     assert folder is not None
-    process = live.Process(os.getpid(), bundles.start_time(os.getpid()) or 0)
-    one = Target(ID, process, Spec("config.json", "{}"), [FOUR], config)
+    process = live.FirstProcess(os.getpid(), bundles.start_time(os.getpid()) or 0)
+    one = AttachTarget(ID, process, Spec("config.json", "{}"), [FOUR], config)
     with attached.one_at_a_time(folder):
         for change in (one, repair._unchanged(container, config)):
             with pytest.raises(ContainerError, match="Another process hasn't finished"), change:
@@ -269,7 +273,7 @@ def test_a_concurrent_device_change_waits_and_times_out(
 
 @pytest.mark.protects("repair-attached", "repair doesn't allow a device that was just detached")
 def test_a_device_that_was_detached_meanwhile_is_not_repaired(
-    recorded: tuple[Config, StateDirectory, Container],
+    recorded: tuple[Config, StateDirectory, RunningContainer],
 ) -> None:
     config, folder, container = recorded
     with repair._unchanged(container, config):

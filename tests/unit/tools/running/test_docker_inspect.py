@@ -13,8 +13,8 @@ from timeouts import in_time
 
 from gpuhook.base.config.loader import load
 from gpuhook.base.config.model import Config
-from gpuhook.core.inventory.model import Device, Inventory, Node
-from gpuhook.monitor.containers.device_users import Container
+from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
+from gpuhook.monitor.containers.device_users import RunningContainer
 from gpuhook.tools.running import docker_inspect
 
 PATHS = [f"/dev/neuron{number}" for number in range(3)]
@@ -26,7 +26,7 @@ INVENTORY = Inventory(
         Device(id=path, label=path[-1], names={"index": (path[-1],)}, nodes=(path,))
         for path in PATHS
     ),
-    nodes=tuple(Node(path, 240, number) for number, path in enumerate(PATHS)),
+    nodes=tuple(DeviceNode(path, 240, number) for number, path in enumerate(PATHS)),
 )
 EVERY = {(240, number) for number in range(3)}
 PRIVILEGED = {
@@ -58,7 +58,7 @@ def path(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     os.close(here)
 
 
-def found(config: Config, *known: Container) -> list[Container]:
+def found(config: Config, *known: RunningContainer) -> list[RunningContainer]:
     return docker_inspect.asked(config, [INVENTORY], known)
 
 

@@ -7,18 +7,18 @@ import pytest
 
 from gpuhook.base.errors import ContainerError
 from gpuhook.base.host import proc
-from gpuhook.base.oci.spec import State
+from gpuhook.base.oci.spec import ContainerState
 from gpuhook.core.inventory import model
-from gpuhook.core.inventory.model import Device, Node
+from gpuhook.core.inventory.model import Device, DeviceNode
 from gpuhook.core.records import records
-from gpuhook.monitor.containers.device_users import Container
+from gpuhook.monitor.containers.device_users import RunningContainer
 from gpuhook.tools.running import repair
 from gpuhook.tools.running.names import Names
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
-ONE = Container("0123456789ab" + "0" * 52, "docker", 10, "python3")
-TWO = Container("0123456fffff" + "0" * 52, "docker", 20, "python3")
-POD = Container("pod", "", 30, "pause")
+ONE = RunningContainer("0123456789ab" + "0" * 52, "docker", 10, "python3")
+TWO = RunningContainer("0123456fffff" + "0" * 52, "docker", 20, "python3")
+POD = RunningContainer("pod", "", 30, "pause")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def names(tmp_path: Path) -> Names:
      (TWO.name, TWO)],
 )  # fmt: skip
 def test_containers_are_selected_by_id_or_engine_name(
-    names: Names, name: str, expected: Container
+    names: Names, name: str, expected: RunningContainer
 ) -> None:
     assert repair.select([name], [ONE, TWO, POD], names) == [expected]
 
@@ -57,19 +57,19 @@ MINE = (195, 3)
 GPU = Gpu(0, 3, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
 
 
-def inventory(gpu: Gpu = GPU) -> list[Inventory]:
-    nodes = (Node("/dev/nvidia3", *MINE), Node("/dev/nvidia4", 195, 4))
-    return [Inventory("/", "535.1", "12.2", (gpu,), nodes, ())]
+def inventory(gpu: Gpu = GPU) -> list[NvidiaInventory]:
+    nodes = (DeviceNode("/dev/nvidia3", *MINE), DeviceNode("/dev/nvidia4", 195, 4))
+    return [NvidiaInventory("/", "535.1", "12.2", (gpu,), nodes, ())]
 
 
-def recorded(pid: int, started: int, *devices: tuple[int, int]) -> Container:
+def recorded(pid: int, started: int, *devices: tuple[int, int]) -> RunningContainer:
     given = {
         "vendor": "nvidia",
         "nodes": {"GPU-1": [[195, 3]]},
         "devices": [list(pair) for pair in devices],
     }
     record = {"started": started, "given": [given], "cgroups": {}}
-    return Container("web", "docker", pid, "sleep", set(devices), record=record)
+    return RunningContainer("web", "docker", pid, "sleep", set(devices), record=record)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_gpu_missing_from_the_host_is_not_repaired(ourselves: tuple[int, int])
     process, started = ourselves
     one = recorded(os.getpid(), started, MINE)
     moved = Gpu(0, 4, "GPU-1", "00000000:1B:00.0", "H100", "9.0", "Nvidia", False, ())
-    for now in (inventory(moved), [Inventory("/", "535.1", "12.2", (), (), ())]):
+    for now in (inventory(moved), [NvidiaInventory("/", "535.1", "12.2", (), (), ())]):
         with pytest.raises(ContainerError, match="uses GPU-1, which this host no longer has"):
             repair.given_devices(one, process, now)
 
@@ -110,7 +110,7 @@ def test_an_ended_process_is_refused() -> None:
 
 
 def test_a_container_without_record_and_bundle_is_refused(ourselves: tuple[int, int]) -> None:
-    one = Container("web", "", os.getpid(), "sleep", {MINE})
+    one = RunningContainer("web", "", os.getpid(), "sleep", {MINE})
     with pytest.raises(ContainerError, match="no record"):
         repair.given_devices(one, ourselves[0], inventory())
 
@@ -119,14 +119,14 @@ def test_equal_device_names_of_two_vendors_are_not_confused(ourselves: tuple[int
     process, started = ourselves
     one = recorded(os.getpid(), started, MINE)
     theirs = Device("GPU-1", "0", {}, ("/dev/other0",))
-    others = model.Inventory("other", "/", "1", (theirs,), (Node("/dev/other0", 9, 9),))
+    others = model.Inventory("other", "/", "1", (theirs,), (DeviceNode("/dev/other0", 9, 9),))
     for now in ([*inventory(), others], [others, *inventory()]):
         assert repair.given_devices(one, process, now) == [MINE]
 
 
 def test_a_cgroup_named_like_a_recorded_container_is_not_selected(names: Names) -> None:
     own = recorded(os.getpid(), 1, MINE)
-    other = Container(own.name, own.engine, own.pid + 1, "sleep", {MINE})
+    other = RunningContainer(own.name, own.engine, own.pid + 1, "sleep", {MINE})
     assert repair.select([own.name], [own, other], names) == [own]
     assert repair.select([own.name], [other], names) == [other]
 
@@ -152,11 +152,11 @@ def test_a_record_without_cgroups_is_refused_unless_the_names_match(
                 repair._written(container, process)
     finally:
         os.close(process)
-    assert repair._written(Container("web", "", 1, "sleep"), -1) == {}
+    assert repair._written(RunningContainer("web", "", 1, "sleep"), -1) == {}
 
 
 def test_the_containers_cgroups_are_recorded(tmp_path: Path, ourselves: tuple[int, int]) -> None:
-    record = records.describe(State("web", os.getpid(), "", None), None, [])
+    record = records.describe(ContainerState("web", os.getpid(), "", None), None, [])
     with records.RecordWriter(str(tmp_path / "state"), ourselves[0], record):
         [found] = records.read_all(str(tmp_path / "state"))
     told = proc.cgroups(proc.read("/proc/self/cgroup"))

@@ -18,8 +18,8 @@ from steps import resolve
 from gpuhook.base.config.loader import loads
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, LostDeviceError, RequestError, UnknownDeviceError
-from gpuhook.base.oci.process import Setting
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.base.oci.process import EnvironmentSetting
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.core.plan.operations import BindFile, Operation, UpdateLdCache
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
@@ -256,16 +256,16 @@ def test_requests_to_two_vendors_make_one_plan(
 @pytest.mark.parametrize(
     ("theirs", "refused"),
     [
-        (Setting("ACME_DEVICES", "7", "why"), True),
-        (Setting("ACME_DEVICES", "0", "why"), False),
-        (Setting("ACME_DEVICES", "0", "why", front=True), True),
-        (Setting("ACME_PLUGIN_PATH", "/theirs", "why"), True),
-        (Setting("ACME_PLUGIN_PATH", "/theirs", "why", front=True), False),
-        (Setting("OTHER", "7", "why"), False),
+        (EnvironmentSetting("ACME_DEVICES", "7", "why"), True),
+        (EnvironmentSetting("ACME_DEVICES", "0", "why"), False),
+        (EnvironmentSetting("ACME_DEVICES", "0", "why", front=True), True),
+        (EnvironmentSetting("ACME_PLUGIN_PATH", "/theirs", "why"), True),
+        (EnvironmentSetting("ACME_PLUGIN_PATH", "/theirs", "why", front=True), False),
+        (EnvironmentSetting("OTHER", "7", "why"), False),
     ],
 )
 def test_conflicting_variables_of_two_vendors_are_refused(
-    both: Inventories, monkeypatch: pytest.MonkeyPatch, theirs: Setting, refused: bool
+    both: Inventories, monkeypatch: pytest.MonkeyPatch, theirs: EnvironmentSetting, refused: bool
 ) -> None:
     monkeypatch.setattr(type(NVIDIA), "environment", lambda *_: [theirs])
     spec = spec_with("ACME_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0")
@@ -278,7 +278,7 @@ def test_conflicting_variables_of_two_vendors_are_refused(
         assert theirs in resolved(spec, both).settings
 
 
-def _with_node(found: Inventory, node: Node) -> Inventory:
+def _with_node(found: Inventory, node: DeviceNode) -> Inventory:
     """Return an inventory with one control node more."""
     control = (*found.control, node.path)
     facts = (found.vendor, found.root, found.version, found.devices)
@@ -290,10 +290,12 @@ def test_conflicting_nodes_of_two_vendors_are_refused(both: Inventories) -> None
     control = both["nvidia"].node("/dev/nvidiactl")
     assert control is not None
     alone = both["acme"]
-    both["acme"] = _with_node(alone, Node("/dev/other", *control.numbers, inside=control.path))
+    both["acme"] = _with_node(
+        alone, DeviceNode("/dev/other", *control.numbers, inside=control.path)
+    )
     places = [op["destination"] for op in of_kind(planned(spec, both), "device")]
     assert places.count("/dev/nvidiactl") == 1
-    both["acme"] = _with_node(alone, Node("/dev/other", 9, 9, inside=control.path))
+    both["acme"] = _with_node(alone, DeviceNode("/dev/other", 9, 9, inside=control.path))
     with pytest.raises(RequestError, match="/dev/nvidiactl and /dev/other would both be"):
         planned(spec, both)
 

@@ -12,7 +12,7 @@ import second_vendor
 from gpuhook.base.config.model import Config
 from gpuhook.cluster.device_plugin.resources import resources
 from gpuhook.cluster.device_plugin.settings import Settings
-from gpuhook.cluster.vendor_parts import Plugin
+from gpuhook.cluster.vendor_parts import PluginModule
 from gpuhook.core import contract
 from gpuhook.core.inventory.model import Inventory
 
@@ -62,7 +62,7 @@ def test_a_vendor_option_is_in_the_device_plugin_help() -> None:
 
 def test_the_acme_whole_option_omits_partitions(npus: Inventory) -> None:
     names = second_vendor.part("names")
-    plugin: Plugin = second_vendor.part("plugin")
+    plugin: PluginModule = second_vendor.part("plugin")
     found = [(contract.load(names), npus)]
     ids = {}
     for whole in (False, True):

@@ -23,7 +23,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.tools.cli import cli
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import discover as nvidia_discover
-from gpuhook.vendors.nvidia.model import Inventory as NvidiaInventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 NO_GROUPS = "[features]\nno-additional-gids-for-device-nodes = true\n"

@@ -17,8 +17,8 @@ from gpuhook.base.errors import CdiError, DriverError, GpuhookError, HeldError
 from gpuhook.base.names import CREATING_VERBS
 from gpuhook.base.oci.runtime_argv import Arguments
 from gpuhook.core.cdi.apply import merge
-from gpuhook.core.cdi.generate import Source, generate
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.cdi.generate import SpecSource, generate
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.core.inventory.selection import select
 from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import AllowDevice, BindDevice
@@ -28,7 +28,7 @@ from gpuhook.core.resolve import Allocation
 from gpuhook.tools.cdi.write import write
 from gpuhook.vendors.amd import names
 from gpuhook.vendors.amd.discover import (
-    Found,
+    RenderDevice,
     bus_id,
     kfd_devices,
     parse_properties,
@@ -199,7 +199,7 @@ def test_bus_ids_of_kfd_nodes_match_the_vectors(case: Case, tmp_path: Path) -> N
 def test_bus_ids_and_partition_numbers_match_the_vectors(case: Case) -> None:
     expected = case["expected"]
     assert _with_colons(bus_id(case["input"])) == expected["bus_id"]
-    found = Found("", "", 128, (), case["input"])
+    found = RenderDevice("", "", 128, (), case["input"])
     assert found.partition == expected["partition_number"]
 
 
@@ -231,14 +231,14 @@ def test_device_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     if given.get("exists") is False:
         # One with the numbers 0:0 is no device's: the container is refused.
-        assert Node.of(given["path"], None) is None
+        assert DeviceNode.of(given["path"], None) is None
         found = machine(tmp_path, 1)
         known = (found.vendor, found.root, found.version, found.devices)
         without = Inventory(*known, found.nodes[:1], found.control)
         with pytest.raises(DriverError, match="has no node /dev/dri/card0"):
             resolved(without, "AMD_VISIBLE_DEVICES=0")
         return
-    node = Node.of(given["path"], _status(given))
+    node = DeviceNode.of(given["path"], _status(given))
     assert node is not None
     facts = {name: getattr(node, name) for name in ("major", "minor", "mode", "uid", "gid")}
     assert facts == {name: expected[name] for name in facts}
@@ -305,7 +305,7 @@ def _ids_of(record: Case) -> list[str]:
 
 
 def _document(found: Inventory, strategies: Sequence[str] = ("index",)) -> dict[str, Any]:
-    source = Source(VENDOR, found, Config(), "/hook")
+    source = SpecSource(VENDOR, found, Config(), "/hook")
     return generate(source, strategies).document
 
 

@@ -11,18 +11,18 @@ import pytest
 from node_files import Machine, machine
 
 from gpuhook.vendors.ascend import discover
-from gpuhook.vendors.ascend.model import PCI_DRIVER, Inventory
+from gpuhook.vendors.ascend.model import PCI_DRIVER, AscendInventory
 from gpuhook_simulate.vendors.ascend import CHIPS as SIMULATED
 
 Case = dict[str, Any]
 CLASS = "sys/class/devdrv-class"
 
 
-def labels(found: Inventory) -> list[str]:
+def labels(found: AscendInventory) -> list[str]:
     return [device.label for device in found.devices]
 
 
-def shared(found: Inventory) -> set[str]:
+def shared(found: AscendInventory) -> set[str]:
     """Return the places in a container of the nodes that go with every device."""
     nodes = [found.node(path) for path in found.control]
     return {node.inside or node.path for node in nodes if node}

@@ -21,18 +21,18 @@ def made(tmp_path: Path) -> Machine:
     return Machine("ascend", tmp_path, 1)
 
 
-def find(made: Machine) -> lists.Found:
+def find(made: Machine) -> lists.ListContent:
     with Rootfs(str(made.place)) as root:
         return lists.find(root)
 
 
-def given(found: lists.Found, name: str = "base") -> list[str]:
+def given(found: lists.ListContent, name: str = "base") -> list[str]:
     """Return where the files of a list go."""
     files = [file for file in found.files if (file.kind, file.capability) == (FILE, name)]
     return [file.target for file in files if file.target not in lists.TOPOLOGY]
 
 
-def refused(found: lists.Found) -> tuple[str, ...]:
+def refused(found: lists.ListContent) -> tuple[str, ...]:
     return tuple(sentence for each in found.lists for sentence in each.refused)
 
 
@@ -169,7 +169,7 @@ def test_malformed_lists_are_reported_and_other_files_ignored(made: Machine) -> 
 # Libraries -----------------------------------------------------------------------------------
 
 
-def libraries(found: lists.Found) -> dict[str | None, str]:
+def libraries(found: lists.ListContent) -> dict[str | None, str]:
     return {file.soname: file.target for file in found.files if file.kind == LIBRARY}
 
 

@@ -14,11 +14,11 @@ from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, GpuhookError, LostDeviceError, RequestError
 from gpuhook.base.loader.layout import Layout
 from gpuhook.base.oci.process import has_variable
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.plan import image
 from gpuhook.core.plan.operations import Plan
 from gpuhook.core.planner import make_plan
-from gpuhook.vendors.ascend.model import DRIVER, LISTS, Inventory
+from gpuhook.vendors.ascend.model import DRIVER, LISTS, AscendInventory
 from gpuhook.vendors.ascend.vendor import VENDOR
 
 Case = dict[str, Any]
@@ -28,9 +28,11 @@ NODES_ONLY = "ASCEND_RUNTIME_OPTIONS=NODRV"
 
 
 @pytest.fixture
-def npus(tmp_path: Path) -> Inventory:
+def npus(tmp_path: Path) -> AscendInventory:
     """Four NPUs, the second of them split."""
-    found: Inventory = machine("ascend", tmp_path / "ascend", 4, vnpus="116,117", ub="ub0,ub1")
+    found: AscendInventory = machine(
+        "ascend", tmp_path / "ascend", 4, vnpus="116,117", ub="ub0,ub1"
+    )
     return found
 
 
@@ -44,7 +46,9 @@ def nodes(plan: Plan) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("asked", "ids"), [("all", ("vnpu-116", "vnpu-117")), ("117", ("vnpu-117",))]
 )
-def test_virtual_requests_select_vnpus(npus: Inventory, asked: str, ids: tuple[str, ...]) -> None:
+def test_virtual_requests_select_vnpus(
+    npus: AscendInventory, asked: str, ids: tuple[str, ...]
+) -> None:
     assert resolved(npus, f"{ASK}={asked}", VIRTUAL).ids == ids
 
 
@@ -56,7 +60,7 @@ def test_virtual_requests_select_vnpus(npus: Inventory, asked: str, ids: tuple[s
     ],
 )
 def test_split_npus_and_unknown_vnpus_are_refused(
-    npus: Inventory, asked: list[str], words: str
+    npus: AscendInventory, asked: list[str], words: str
 ) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         resolved(npus, f"{ASK}={asked[0]}", *asked[1:])
@@ -71,7 +75,7 @@ def test_an_npu_and_a_vnpu_with_the_same_node_are_refused(tmp_path: Path) -> Non
         resolved(found, f"{ASK}=0,vnpu-0")
 
 
-def test_a_container_gets_nodes_files_and_libraries_of_its_npus(npus: Inventory) -> None:
+def test_a_container_gets_nodes_files_and_libraries_of_its_npus(npus: AscendInventory) -> None:
     plan = planned(npus, f"{ASK}=2,116")
     assert nodes(plan) == [
         ("/dev/davinci2", "/dev/davinci2"),
@@ -94,7 +98,7 @@ def test_a_container_gets_nodes_files_and_libraries_of_its_npus(npus: Inventory)
     assert plan.operations[-1].to_json()["libraries"] == ["libc_sec.so", "libascend_hal.so"]
 
 
-def test_the_loader_cache_lists_libraries_at_their_own_paths(npus: Inventory) -> None:
+def test_the_loader_cache_lists_libraries_at_their_own_paths(npus: AscendInventory) -> None:
     cache: Any = planned(npus, f"{ASK}=0").operations[-1]
     assert [path for _, path, _ in cache.libraries] == [
         f"{DRIVER}/lib64/common/libc_sec.so",
@@ -102,19 +106,19 @@ def test_the_loader_cache_lists_libraries_at_their_own_paths(npus: Inventory) ->
     ]
 
 
-def test_an_image_without_a_loader_cache_gets_no_cache_entries(npus: Inventory) -> None:
+def test_an_image_without_a_loader_cache_gets_no_cache_entries(npus: AscendInventory) -> None:
     answer = resolved(npus, f"{ASK}=0")
     musl = image.Image(Layout("/usr/lib", None, uses_cache=False))
     assert make_plan(answer.grants, musl).operations[-1].kind == "bind"
 
 
-def test_the_nodrv_option_gives_nodes_without_files(npus: Inventory) -> None:
+def test_the_nodrv_option_gives_nodes_without_files(npus: AscendInventory) -> None:
     plan = planned(npus, f"{ASK}=0", NODES_ONLY)
     assert nodes(plan) == [("/dev/davinci0", "/dev/davinci0")]
     assert not {"bind", "ldcache"} & {op.kind for op in plan.operations}
 
 
-def test_disable_ub_mount_leaves_out_the_ub_nodes(npus: Inventory) -> None:
+def test_disable_ub_mount_leaves_out_the_ub_nodes(npus: AscendInventory) -> None:
     found = places(planned(npus, f"{ASK}=0", "DISABLE_UB_MOUNT=True"), "device")
     assert "/dev/davinci_manager" in found
     assert not [path for path in found if "uburma" in path]
@@ -169,7 +173,7 @@ def test_a_missing_manager_node_is_refused(tmp_path: Path) -> None:
         resolved(found, f"{ASK}=0")
 
 
-def test_npus_and_nvidia_gpus_share_one_plan(npus: Inventory) -> None:
+def test_npus_and_nvidia_gpus_share_one_plan(npus: AscendInventory) -> None:
     gpus = machines.machine(machines.gpu(0, 3))
     plan = planned(npus, f"{ASK}=0", "NVIDIA_VISIBLE_DEVICES=0", beside=[gpus])
     assert {"/dev/davinci0", "/dev/nvidia3"} < {*places(plan, "device")}
@@ -177,8 +181,8 @@ def test_npus_and_nvidia_gpus_share_one_plan(npus: Inventory) -> None:
     assert {"libcuda.so.1", "libascend_hal.so"} < {*plan.operations[-1].to_json()["libraries"]}
 
 
-def test_a_cdi_spec_names_usable_npus_and_vnpus(npus: Inventory) -> None:
-    made = generate(Source(VENDOR, npus, Config(), "/usr/bin/gpuhook-cdi-hook"))
+def test_a_cdi_spec_names_usable_npus_and_vnpus(npus: AscendInventory) -> None:
+    made = generate(SpecSource(VENDOR, npus, Config(), "/usr/bin/gpuhook-cdi-hook"))
     document = made.document
     names = {device["name"]: device["containerEdits"] for device in document["devices"]}
     assert {"0", "npu-0", "116", "vnpu-116", "all"} < {*names}
@@ -207,12 +211,12 @@ GIVEN: dict[str, list[int] | None] = {
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
-    found: Inventory = machine("ascend", tmp_path_factory.mktemp("many"), MANY)
+def many(tmp_path_factory: pytest.TempPathFactory) -> AscendInventory:
+    found: AscendInventory = machine("ascend", tmp_path_factory.mktemp("many"), MANY)
     return found
 
 
-def answer(found: Inventory, env: list[str]) -> list[int] | str | None:
+def answer(found: AscendInventory, env: list[str]) -> list[int] | str | None:
     """Return the numbers of the devices that an environment asks for, "error" for a refusal."""
     try:
         answer = resolve(spec_with(*env), Config(), inventories={"ascend": found})
@@ -222,7 +226,7 @@ def answer(found: Inventory, env: list[str]) -> list[int] | str | None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.request")
-def test_requests_match_the_vectors(case: Case, many: Inventory) -> None:
+def test_requests_match_the_vectors(case: Case, many: AscendInventory) -> None:
     """The vendor sorts by number and gpuhook doesn't, so that both are compared sorted."""
     expected = "error" if case["expected"].get("error") else case["expected"]["devices"]
     expected = GIVEN.get(case["name"], expected)
@@ -230,7 +234,7 @@ def test_requests_match_the_vectors(case: Case, many: Inventory) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.environment")
-def test_environments_match_the_vectors(case: Case, many: Inventory) -> None:
+def test_environments_match_the_vectors(case: Case, many: AscendInventory) -> None:
     expected = "error" if case["expected"].get("error") else case["expected"]["devices"]
     assert answer(many, case["input"]["env"]) == GIVEN.get(case["name"], expected)
 
@@ -285,7 +289,7 @@ def test_topology_files_match_the_vectors(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.marker_variable")
-def test_the_marker_variable_is_set_only_with_a_device(case: Case, many: Inventory) -> None:
+def test_the_marker_variable_is_set_only_with_a_device(case: Case, many: AscendInventory) -> None:
     """The vendor sets it in every container, gpuhook in those with a device."""
     env = case["input"]["env"]
     assert answer(many, env) is None
@@ -320,7 +324,7 @@ def test_library_folders_match_the_vectors_without_ld_library_path(
 
 
 @pytest.mark.vectors("vendor_ascend", "ascend.mode")
-def test_the_vendors_mode_setting_changes_nothing(case: Case, many: Inventory) -> None:
+def test_the_vendors_mode_setting_changes_nothing(case: Case, many: AscendInventory) -> None:
     """The vendor's installation says how it works; gpuhook's config.toml says how gpuhook does."""
     assert case["expected"]["mode"] in ("legacy", "cdi")
     assert Config().mode == "hook"
@@ -335,7 +339,7 @@ def test_cdi_specs_match_the_vectors(case: Case, tmp_path: Path) -> None:
         made.write(f"{path}/x" if "." not in path else path, "")
     if "mounts" in given:
         made.write(f"{LISTS}/base.list", "".join(f"{path}\n" for path in given["mounts"]))
-    source = Source(VENDOR, made.look(), Config(), "/hook")
+    source = SpecSource(VENDOR, made.look(), Config(), "/hook")
     if expected.get("error"):
         with pytest.raises(GpuhookError):
             generate(source)

@@ -25,9 +25,9 @@ from gpuhook.base.errors import ConfigError, DriverError, RequestError, UnknownD
 from gpuhook.base.loader import ldcache
 from gpuhook.core import contract
 from gpuhook.core.cdi import apply
-from gpuhook.core.cdi.generate import Generated, Source, generate
+from gpuhook.core.cdi.generate import GeneratedSpec, SpecSource, generate
 from gpuhook.core.inventory import cache
-from gpuhook.core.inventory.model import Inventory, Node
+from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.core.plan.operations import usable
 from gpuhook.prefork import launcher_cache
 from gpuhook.tools.cdi import refresh
@@ -67,11 +67,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         nodes = declared_vendors.simulated(root, config, name, count, **settings).nodes
         change(root)
 
-        def of(path: str, status: object, inside: str = "") -> Node | None:
+        def of(path: str, status: object, inside: str = "") -> DeviceNode | None:
             del inside
             return nodes.get(path) if status is not None else None
 
-        monkeypatch.setattr(Node, "of", of)
+        monkeypatch.setattr(DeviceNode, "of", of)
         return config, declared_vendors.looked_at(root, config, name)
 
     return make
@@ -373,12 +373,12 @@ def test_a_variable_another_vendor_sets_is_refused(
 # CDI documents -------------------------------------------------------------------------------
 
 
-def document(config: Config, found: Inventory) -> Generated:
+def document(config: Config, found: Inventory) -> GeneratedSpec:
     vendor = contract.load(registry.known(config)[found.vendor])
-    return generate(Source(vendor, found, config, "/usr/bin/gpuhook-cdi-hook"))
+    return generate(SpecSource(vendor, found, config, "/usr/bin/gpuhook-cdi-hook"))
 
 
-def merged(made: Generated, *names: str) -> Any:
+def merged(made: GeneratedSpec, *names: str) -> Any:
     """Return what an engine gives a container with these devices of a document."""
     devices = {each["name"]: each["containerEdits"] for each in made.document["devices"]}
     return apply.merge([made.document["containerEdits"], *(devices[name] for name in names)])
@@ -489,7 +489,7 @@ def test_system_folders_are_refused_as_writable_folders(made: Made, path: str, w
     _, found = made(TABLE)
     make(Path(found.root))
     with Rootfs(found.root) as host:
-        listed = given.Listed(host, path, writable=True)
+        listed = given.ListedPath(host, path, writable=True)
     assert (listed.refusal, listed.is_given) == (why, False)
 
 

@@ -17,14 +17,14 @@ from gpuhook.base.errors import LostDeviceError, UnknownDeviceError
 from gpuhook.base.oci.process import set_variable
 from gpuhook.base.oci.runtime_argv import Arguments
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.inventory.model import Inventory as AnyInventory
 from gpuhook.core.plan import image
 from gpuhook.core.planner import make_plan
 from gpuhook.core.request.reader import is_privileged
 from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.gaudi import discover
-from gpuhook.vendors.gaudi.vendor import VENDOR, Inventory
+from gpuhook.vendors.gaudi.vendor import VENDOR, GaudiInventory
 
 # Cases in which gpuhook answers something else, each with the reason.
 DIFFERENT = {
@@ -257,7 +257,7 @@ def test_the_gaudi_table_lists_bus_ids_and_states(tmp_path: Path) -> None:
 
 def test_a_cdi_spec_sets_no_module_ids(eight: AnyInventory) -> None:
     """Engines keep one value of a variable, so a device's own seat would hide the others'."""
-    made = generate(Source(VENDOR, eight, Config(), "/hook"), ("index",)).document
+    made = generate(SpecSource(VENDOR, eight, Config(), "/hook"), ("index",)).document
     assert not any("env" in each["containerEdits"] for each in made["devices"])
 
 
@@ -268,7 +268,7 @@ DRIVER = "sys/bus/pci/drivers/habanalabs"
 FIRST = f"{DRIVER}/0000:19:00.0"
 
 
-def found(root: Path) -> Inventory:
+def found(root: Path) -> GaudiInventory:
     return discover.discover(str(root))
 
 

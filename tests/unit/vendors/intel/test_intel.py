@@ -9,7 +9,7 @@ from node_files import Machine, machine
 
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import UnknownDeviceError
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.inventory.model import Inventory
 from gpuhook.vendors.intel_gpu.vendor import VENDOR
 from gpuhook.vendors.intel_npu.vendor import VENDOR as NPUS
@@ -118,7 +118,7 @@ def test_a_container_gets_nodes_links_and_groups_of_its_intel_gpu(gpus: Inventor
 
 
 def test_a_cdi_spec_names_every_gpu_with_nodes_and_groups(gpus: Inventory) -> None:
-    document = generate(Source(VENDOR, gpus, Config(), "/hook")).document
+    document = generate(SpecSource(VENDOR, gpus, Config(), "/hook")).document
     names = {device["name"]: device["containerEdits"] for device in document["devices"]}
     assert {"0", "card1", "1", "card2", "2.0", "card4", "all"} < {*names}
     assert [node["path"] for node in names["card1"]["deviceNodes"]] == [
@@ -143,7 +143,7 @@ def test_only_intel_npus_are_found_and_named_in_the_cdi_spec(tmp_path: Path) -> 
     assert [node.path for node in found.nodes] == ["/dev/accel/accel1", "/dev/accel/accel2"]
     with pytest.raises(UnknownDeviceError, match=r"no NPU '0': it has 1 \(accel1\), 2 \(accel2\)"):
         resolved(found, "INTEL_VISIBLE_NPUS=0")
-    document = generate(Source(NPUS, found, Config(), "/hook")).document
+    document = generate(SpecSource(NPUS, found, Config(), "/hook")).document
     assert [device["name"] for device in document["devices"]] == [
         "1", "2", "accel1", "accel2", "all",
     ]  # fmt: skip

@@ -14,13 +14,13 @@ from steps import edit, resolve
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, LostDeviceError, RequestError
 from gpuhook.base.oci.spec import Spec
-from gpuhook.core.cdi.generate import Source, generate
+from gpuhook.core.cdi.generate import SpecSource, generate
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.inventory.model import Inventory as AnyInventory
-from gpuhook.core.inventory.model import Node
 from gpuhook.vendors.neuron import discover
 from gpuhook.vendors.neuron.vendor import (
     VENDOR,
-    Inventory,
+    NeuronInventory,
     between,
     core_list,
     core_sizes,
@@ -203,7 +203,7 @@ def test_the_neuron_table_lists_cores_and_serials(trn1: AnyInventory) -> None:
 
 def test_a_cdi_spec_has_no_device_all_unless_all_are_neighbours(tmp_path: Path) -> None:
     gap = paper.machine("neuron", tmp_path / "gap", 4, gap="1")
-    found = generate(Source(VENDOR, gap, Config(), "/hook"), ("index",))
+    found = generate(SpecSource(VENDOR, gap, Config(), "/hook"), ("index",))
     assert [each["name"] for each in found.document["devices"]] == ["0", "2", "3"]
     assert (
         "There is no device all: The Neuron devices 0, 2-3 aren't neighbours" in found.warnings[0]
@@ -216,7 +216,7 @@ def test_a_cdi_spec_has_no_device_all_unless_all_are_neighbours(tmp_path: Path) 
 CLASS = "sys/class/neuron_device"
 
 
-def found(root: Path) -> Inventory:
+def found(root: Path) -> NeuronInventory:
     return discover.discover(str(root))
 
 
@@ -239,7 +239,7 @@ def test_core_counts_of_instances_match_the_vectors(case: dict[str, Any], tmp_pa
     expected = case["expected"]
     family = case["input"]["type"].partition(".")[0].title().removesuffix("N")
     made = paper.machine("neuron", tmp_path, expected["devices"], family=family)
-    assert isinstance(made, Inventory)
+    assert isinstance(made, NeuronInventory)
     assert made.cores == (expected["cores_per_device"],) * expected["devices"]
 
 
@@ -271,7 +271,7 @@ def test_connected_devices_match_the_vectors(case: dict[str, Any]) -> None:
 @pytest.mark.vectors("vendor_neuron", "neuron.core_count")
 def test_core_counts_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     made = paper.machine("neuron", tmp_path, 1, cores=case["input"]["text"])
-    assert isinstance(made, Inventory)
+    assert isinstance(made, NeuronInventory)
     assert made.cores == (case["expected"]["cores"],)
 
 
@@ -285,7 +285,7 @@ def test_device_nodes_match_the_vectors(case: dict[str, Any]) -> None:
     name, dev, expected = case["input"]["name"], case["input"]["dev"], case["expected"]
     assert discover.device_numbers([name]) == [expected["index"]]
     major, _, minor = dev.strip().partition(":")
-    node = Node(expected["path"], int(major), expected["minor"])
+    node = DeviceNode(expected["path"], int(major), expected["minor"])
     assert int(minor) == expected["minor"]
     assert discover.state_of(node.path, dev.strip(), node) == ""
 

@@ -9,7 +9,7 @@ from gpuhook.base.errors import DriverError, RequestError
 from gpuhook.core.inventory.model import DriverFile
 from gpuhook.vendors.nvidia import completeness
 from gpuhook.vendors.nvidia.device_nodes import check_mig_management
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.variables import CAPABILITIES, DEFAULT_CAPABILITIES
 
 EGL_FOLDER = "/usr/share/glvnd/egl_vendor.d"
@@ -28,7 +28,7 @@ def without(
     gpus: bool = True,
     compat32: bool = True,
     lost: tuple[int, ...] = (),
-) -> Inventory:
+) -> NvidiaInventory:
     """Return a machine with a whole driver but for the nodes and files of these names."""
     files = [file for file in FILES + REST if not file.target.rpartition("/")[2].startswith(names)]
     if not compat32:
@@ -36,15 +36,17 @@ def without(
     nodes = [node for node in WHOLE.nodes if node.path not in names]
     found = WHOLE.gpus if gpus else ()
     facts = (root, WHOLE.driver_version, WHOLE.cuda_version, found, tuple(nodes), tuple(files))
-    return Inventory(*facts, lost, WHOLE.mig_minors)
+    return NvidiaInventory(*facts, lost, WHOLE.mig_minors)
 
 
-def check(inventory: Inventory, capabilities: Collection[str], *selectors: str) -> None:
+def check(inventory: NvidiaInventory, capabilities: Collection[str], *selectors: str) -> None:
     wanted = tuple(sorted(capabilities))
     completeness.check(granted(asked(*selectors, capabilities=wanted), inventory))
 
 
-def warnings(inventory: Inventory, capabilities: Collection[str], *selectors: str) -> list[str]:
+def warnings(
+    inventory: NvidiaInventory, capabilities: Collection[str], *selectors: str
+) -> list[str]:
     wanted = tuple(sorted(capabilities))
     return completeness.warnings(
         granted(asked(*selectors or ["all"], capabilities=wanted), inventory)

@@ -7,21 +7,21 @@ import pytest
 from machines import gpu, mig
 
 from gpuhook.cluster.vendors import slices
-from gpuhook.core.inventory.model import Node
-from gpuhook.metrics.containers import Assigned, assigned
+from gpuhook.core.inventory.model import DeviceNode
+from gpuhook.metrics.containers import DeviceReference, assigned
 from gpuhook.metrics.vendors.nvidia.telemetry import mean
 from gpuhook.monitor.vendor_parts import ACTIONS, APPLICATION, FATAL, IGNORE
 from gpuhook.monitor.vendors.nvidia import events, xids
 from gpuhook.monitor.vendors.nvidia.xids import EVERY
 from gpuhook.vendors.nvidia import names
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
 MIGS = (mig(0, 1, 12, 13), mig(1, 2, 21, 22))
 
 
-def inventory(*gpus: Gpu, lost: tuple[int, ...] = (), platform: str = "") -> Inventory:
-    nodes = tuple(Node(each.path, 195, each.minor) for each in gpus)
-    return Inventory("/", "580.65.06", "13.0", gpus, nodes, (), lost, "", platform)
+def inventory(*gpus: Gpu, lost: tuple[int, ...] = (), platform: str = "") -> NvidiaInventory:
+    nodes = tuple(DeviceNode(each.path, 195, each.minor) for each in gpus)
+    return NvidiaInventory("/", "580.65.06", "13.0", gpus, nodes, (), lost, "", platform)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_old_mig_device_names_are_parsed_as_in_the_vectors(case: Case) -> None:
         assert (found.gi, found.ci) == (None, None), "it is a name as others are"
     else:
         numbers = str(expected["gi"]), str(expected["ci"])
-        assert found == Assigned(expected["parent"], "", *numbers)
+        assert found == DeviceReference(expected["parent"], "", *numbers)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ class Client(BindPipe):
     """A container that asks for GPU-a, of a daemon of version 3 with two places."""
 
     def __init__(self, folder: Path) -> None:
-        gpu = mps.Shared("GPU-a", 0, 0)
-        state = mps.State(3, (gpu,), "1-1", 0, 2, PLACES, ready=True)
+        gpu = mps.SharedDevice("GPU-a", 0, 0)
+        state = mps.MpsState(3, (gpu,), "1-1", 0, 2, PLACES, ready=True)
         super().__init__(str(folder), state, {"GPU-a": "0"}, "")
         self._claims = self.opened = StateDirectory.opened(f"{folder}/{mps.FOLDER}/{mps.CLAIMS}")
 

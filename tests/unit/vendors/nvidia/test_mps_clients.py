@@ -17,11 +17,11 @@ from gpuhook.base.errors import DriverError, GpuhookError, MemoryLimitError, Req
 from gpuhook.base.oci.spec import Spec
 from gpuhook.base.state_directory import StateDirectory
 from gpuhook.cluster.nri.answer import InjectionMode, decide
-from gpuhook.cluster.nri.asked import Asked
+from gpuhook.cluster.nri.asked import ContainerRequest
 from gpuhook.core import contract, edit
 from gpuhook.core.cdi import generate
 from gpuhook.core.inventory import cache
-from gpuhook.core.inventory.model import Node
+from gpuhook.core.inventory.model import DeviceNode
 from gpuhook.core.plan import image
 from gpuhook.core.planner import make_plan
 from gpuhook.core.records import exclusive_request, records
@@ -30,7 +30,7 @@ from gpuhook.nvidia_cli import configure
 from gpuhook.tools import root_folder
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia import mps, mps_mounts
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.variables import CAPABILITIES
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -48,9 +48,9 @@ active-thread-percentage = 40
 """
 
 
-def machine(*gpus: Any) -> Inventory:
+def machine(*gpus: Any) -> NvidiaInventory:
     found = machines.machine(*(gpus or GPUS)).but(version="615.10.01")
-    folder = Node("/dev/nvidia-caps-imex-channels/channel0", 509, 0)
+    folder = DeviceNode("/dev/nvidia-caps-imex-channels/channel0", 509, 0)
     return found.but(nodes=(*found.nodes, folder))
 
 
@@ -71,13 +71,13 @@ def keep(config: Config, *, daemon: bool = True, ready: bool = True) -> None:
     fd = os.open("/proc/self", os.O_RDONLY)
     name = records.name_of_process(fd) if daemon else ""
     os.close(fd)
-    shared = tuple(mps.Shared(gpu.uuid, gpu.index, 8 * GIB, 80 * GIB) for gpu in GPUS[:2])
-    state = mps.State(2, shared, name, 40, 2, (), ready=ready)
+    shared = tuple(mps.SharedDevice(gpu.uuid, gpu.index, 8 * GIB, 80 * GIB) for gpu in GPUS[:2])
+    state = mps.MpsState(2, shared, name, 40, 2, (), ready=ready)
     with StateDirectory.opened(config.state_dir) as folder:
         folder.write_checked(mps.STATE, json.dumps(state.to_json()).encode())
 
 
-def asked(config: Config, *env: str, inventory: Inventory | None = None) -> Allocation | None:
+def asked(config: Config, *env: str, inventory: NvidiaInventory | None = None) -> Allocation | None:
     spec = {"process": {"env": [*env]}}
     inventories = {"nvidia": inventory or machine()}
     return resolve(spec, config, registry.known(config), inventories=inventories)
@@ -193,7 +193,7 @@ def test_limits_and_exclusive_use_apply_with_any_capabilities(
     assert exclusive_request.check(spec, found, known, config)
 
 
-def with_library() -> Inventory:
+def with_library() -> NvidiaInventory:
     """Return a machine with NVML, by which limits are set."""
     return machine()
 
@@ -273,7 +273,7 @@ def test_a_restored_container_with_a_shared_device_is_refused(
 
 
 def test_cdi_specs_leave_out_shared_devices(config: Config) -> None:
-    source = generate.Source(VENDOR, machine(), config, "/opt/gpuhook-cdi-hook")
+    source = generate.SpecSource(VENDOR, machine(), config, "/opt/gpuhook-cdi-hook")
     made = generate.generate(source)
     assert [each["name"] for each in made.document["devices"] if len(each["name"]) == 1] == [
         "2",
@@ -286,14 +286,17 @@ def test_cdi_specs_leave_out_shared_devices(config: Config) -> None:
 
 
 WAYS: dict[str, Callable[[Config], object]] = {
-    "a document": lambda config: generate.Source(VENDOR, machine(), config, "/h").edits(
+    "a document": lambda config: generate.SpecSource(VENDOR, machine(), config, "/h").edits(
         machine().devices[:1]
     ),
     "the engine's plugin": lambda config: decide(
-        Asked("n", "p", "c", "", (f"{VARIABLE}=0",)), InjectionMode(config, "/h")
+        ContainerRequest("n", "p", "c", "", (f"{VARIABLE}=0",)), InjectionMode(config, "/h")
     ),
     "nvidia-container-cli": lambda config: configure.configure(
-        configure.Target(1, "/none"), granted(config), config, configure.Switches(False, False)
+        configure.ConfigureTarget(1, "/none"),
+        granted(config),
+        config,
+        configure.DeviceSwitches(False, False),
     ),
     "a root folder": lambda config: root_folder.check(
         resolved(config), config, Spec("config.json", "{}")

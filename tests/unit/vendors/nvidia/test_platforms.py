@@ -8,9 +8,9 @@ from machines import asked, granted, planned, read_request
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import RequestError, UnknownDeviceError
 from gpuhook.base.loader.layout import HostLayout, debian
-from gpuhook.core.inventory.model import DriverFile, Node
+from gpuhook.core.inventory.model import DeviceNode, DriverFile
 from gpuhook.core.plan.image import Image
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 LIBRARIES = "/usr/lib/aarch64-linux-gnu/nvidia"
@@ -24,12 +24,12 @@ FILES = (
 )  # fmt: skip
 
 
-def machine(platform: str, count: int = 1) -> Inventory:
+def machine(platform: str, count: int = 1) -> NvidiaInventory:
     """Return Orin's machine of the shared case, with a link and a list of other files."""
     given = ("/dev/nvidia0",)
-    nodes = (Node("/dev/nvidia0", 99, 0), Node("/dev/other", 99, 1))
+    nodes = (DeviceNode("/dev/nvidia0", 99, 0), DeviceNode("/dev/other", 99, 1))
     gpus = tuple(Gpu(index, 0, "", "", "X", "", "", False, (), (), given) for index in range(count))
-    return Inventory("/", "", "", gpus, nodes, FILES, platform=platform)
+    return NvidiaInventory("/", "", "", gpus, nodes, FILES, platform=platform)
 
 
 def paths(platform: str, *selectors: str, image: Image | None = None, **options: Any) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from machines import gpu, machine, mig
 
 from gpuhook.base.cgroup import answers
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 MIGS = (mig(0, 1, 12, 13), mig(1, 2, 21, 22))
@@ -22,7 +22,7 @@ def keep(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return kept
 
 
-def seen(inventory: Inventory) -> dict[str, str]:
+def seen(inventory: NvidiaInventory) -> dict[str, str]:
     """Return what each device is called, by its node or capability."""
     found = VENDOR.within_reach(inventory)
     assert [each.id for each in found.devices if not each.parent] == [g.id for g in found.gpus]

@@ -12,7 +12,7 @@ from yardstick import of_this_process
 
 from gpuhook.base.errors import GpuhookError, RequirementError
 from gpuhook.vendors.nvidia import requirements, variables
-from gpuhook.vendors.nvidia.model import Gpu, Inventory
+from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
 Case = dict[str, Any]
 FACTS = {"cuda": "12.2", "driver": "535.309.01", "arch": "9.0", "brand": "Tesla"}
@@ -210,7 +210,7 @@ def gpu(index: int, architecture: str = "9.0", brand: str = "Nvidia") -> Gpu:
     return Gpu(index, index, f"GPU-{index}", f"0:{index}:0.0", "x", architecture, brand, False, ())
 
 
-MACHINE = Inventory("/", "535.309.01", "12.2", (gpu(0), gpu(1, "7.5", "Tesla")), (), ())
+MACHINE = NvidiaInventory("/", "535.309.01", "12.2", (gpu(0), gpu(1, "7.5", "Tesla")), (), ())
 
 
 def check(*texts: str, gpus: tuple[Gpu, ...] = MACHINE.gpus) -> None:
@@ -238,7 +238,7 @@ def test_equal_gpus_and_alternatives_are_checked_once(
 ) -> None:
     """Their number is the machine's and the image's, and the time is all tenants' together."""
     gpus = tuple(gpu(index, *(("7.5", "Tesla") if index % 2 else ())) for index in range(8))
-    machine = Inventory("/", "535.309.01", "12.2", gpus, (), ())
+    machine = NvidiaInventory("/", "535.309.01", "12.2", gpus, (), ())
     looks: list[Any] = []
     look = requirements._factor_holds
 

@@ -132,7 +132,7 @@ def test_a_listed_folder_in_dev_gives_only_its_links(tmp_path: Path) -> None:
     (tmp_path / "dev/everybodys").chmod(0o777)
     (tmp_path / "dev/everybodys/link").symlink_to("/dev/sda")
     folders = ("dri/by-path", "dri/empty", "everybodys")
-    lines = [tegra.Entry("l4t.csv", 1, f"dir, /dev/{folder}") for folder in folders]
+    lines = [tegra.ListEntry("l4t.csv", 1, f"dir, /dev/{folder}") for folder in folders]
     refused: dict[str, None] = {}
     with Rootfs(str(tmp_path)) as root:
         files = [*tegra._files(root, lines, (), refused)]
@@ -196,7 +196,7 @@ def test_parent_folders_in_links_are_resolved_as_by_the_kernel(
     (tmp_path / "usr/lib/folder").symlink_to("/other/deep")
     (tmp_path / "usr/lib/d").symlink_to("folder/below")
     (tmp_path / "usr/lib/x").symlink_to(content)
-    entry = tegra.Entry("l4t.csv", 1, "sym, /usr/lib/x")
+    entry = tegra.ListEntry("l4t.csv", 1, "sym, /usr/lib/x")
     with Rootfs(str(tmp_path)) as root:
         files = [*tegra._files(root, [entry], (), {})]
     assert [(file.kind, file.path, file.target) for file in files] == [

@@ -3,10 +3,10 @@
 from typing import Any
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.vendors.cluster import Cluster, Offers
+from gpuhook.cluster.vendors.cluster import Offers, VendorCluster
 
 
-class AcmeCluster(Cluster):
+class AcmeCluster(VendorCluster):
     """NPUs, and the parts of those that are split."""
 
     def offers(self, inventory: Any, root: Rootfs) -> tuple[Offers, list[str]]:

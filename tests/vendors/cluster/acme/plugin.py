@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuhook.cluster.plugin_option import FLAG, Option
+from gpuhook.cluster.plugin_option import FLAG, PluginOption
 
 VARIABLES = ()
 
@@ -18,7 +18,7 @@ class PluginSettings:
 
 SETTINGS = PluginSettings
 OPTIONS = (
-    Option(
+    PluginOption(
         "acme-whole", "whole", FLAG, "Hand out no part of an NPU.", ("acme", "whole"), is_ours=True
     ),
 )

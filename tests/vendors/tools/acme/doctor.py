@@ -1,11 +1,11 @@
 """Checks of ACME's driver."""
 
 from gpuhook.tools.doctor.case import VendorChecks
-from gpuhook.tools.doctor.driver import Driver
+from gpuhook.tools.doctor.driver import DriverCheck
 from gpuhook.vendors.acme import names
 from gpuhook.vendors.acme.vendor import CLASS, VENDOR
 
-acme_devices = Driver(
+acme_devices = DriverCheck(
     VENDOR,
     "acme-devices",
     lambda fact: fact("vendor") == f"0x{names.PCI_VENDOR}",

@@ -5,7 +5,7 @@ docs/engineering/simulated-driver.md describes its contents and the behavior of 
 """
 
 from gpuhook_simulate.place import remove
-from gpuhook_simulate.vendors.nvidia.activity import Process, end_process, run_process
+from gpuhook_simulate.vendors.nvidia.activity import SimulatedProcess, end_process, run_process
 from gpuhook_simulate.vendors.nvidia.build import Built, build
 from gpuhook_simulate.vendors.nvidia.change import change, report_xid
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedGpu, SimulatedMig
@@ -16,9 +16,9 @@ __all__ = [
     "Built",
     "Failure",
     "Options",
-    "Process",
     "SimulatedGpu",
     "SimulatedMig",
+    "SimulatedProcess",
     "build",
     "build_cuda_probe",
     "change",

@@ -21,7 +21,7 @@ _PROCESS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class SimulatedProcess:
     """A simulated process, with its usage of a device in bytes and percent.
 
     ``device`` is a GPU's number or UUID or a MIG device's UUID, ``kind`` one of KINDS.
@@ -37,7 +37,7 @@ class Process:
     kind: str = KINDS[0]
 
 
-def parse_process(word: str) -> Process:
+def parse_process(word: str) -> SimulatedProcess:
     """Parse ``DEVICE,PID,BYTES[,SM[,MEMORY[,ENCODER[,DECODER]]]][,KIND]``.
 
     BYTES may end in K, M or G (powers of 1024). SimulateError for anything else.
@@ -50,7 +50,7 @@ def parse_process(word: str) -> Process:
         )
     percents = [int(number) for number in match["percents"].split(",") if number]
     names = ("sm", "memory_use", "encoder", "decoder")
-    return Process(
+    return SimulatedProcess(
         device=match["device"],
         pid=int(match["pid"]),
         memory=int(match["bytes"]) << " KMG".index(match["unit"] or " ") * 10,
@@ -59,7 +59,7 @@ def parse_process(word: str) -> Process:
     )
 
 
-def run_process(root: str, process: Process) -> None:
+def run_process(root: str, process: SimulatedProcess) -> None:
     """Start a process on a device, or change its usage.
 
     SimulateError if the device doesn't exist or an amount is invalid.

@@ -109,7 +109,7 @@ def _fill(
         if options.compat32:
             driver.install_compat32(tree, compiled, machine.driver_version, library_dir)
         driver.install_probes(tree, compiled)
-    state.make(tree, state.State(options, machine.driver_version, library_dir), machine)
+    state.make(tree, state.BuildState(options, machine.driver_version, library_dir), machine)
     driver.install_firmware(tree, machine.driver_version)
     if machine.loaded:
         _make_devices(tree, options, machine)

@@ -94,7 +94,7 @@ def _replace_instances(root: str, old: SimulatedMachine, new: SimulatedMachine) 
         kernel_files.make_instance(tree, gpu, mig)
 
 
-def _replace_libraries(root: str, built: state.State, machine: SimulatedMachine) -> None:
+def _replace_libraries(root: str, built: state.BuildState, machine: SimulatedMachine) -> None:
     """Compile the new state into the libraries, for containers, which get only the libraries."""
     with tempfile.TemporaryDirectory(dir=os.path.join(root, state.FOLDER), prefix=".new.") as made:
         header = generated_header(machine, built.options.failure, built.library_dir)

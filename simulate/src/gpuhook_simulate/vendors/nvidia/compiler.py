@@ -38,7 +38,7 @@ _PREAMBLE = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompileJob:
     """One file to compile and link: the names of its sources, and the compiler's flags.
 
     The sources become one translation unit, because the compiler's start and the headers take most
@@ -50,17 +50,17 @@ class Job:
     flags: tuple[str, ...] = field(default=())
 
 
-def shared(output: str, soname: str, *sources: str, flags: tuple[str, ...] = ()) -> Job:
+def shared(output: str, soname: str, *sources: str, flags: tuple[str, ...] = ()) -> CompileJob:
     """Return the job that links a shared library with that DT_SONAME."""
-    return Job(output, sources, ("-shared", "-fPIC", f"-Wl,-soname,{soname}", *flags))
+    return CompileJob(output, sources, ("-shared", "-fPIC", f"-Wl,-soname,{soname}", *flags))
 
 
-def program(output: str, *sources: str) -> Job:
+def program(output: str, *sources: str) -> CompileJob:
     """Return the job that links a program only against libc."""
-    return Job(output, sources, ("-fPIE", "-pie", "-ldl"))
+    return CompileJob(output, sources, ("-fPIE", "-pie", "-ldl"))
 
 
-def compile_all(jobs: list[Job], include: str) -> None:
+def compile_all(jobs: list[CompileJob], include: str) -> None:
     """Run the jobs in parallel; ``include`` is the folder with the generated header.
 
     Raises SimulateError if there is no compiler or it rejects a source, OSError if there is no
@@ -83,7 +83,7 @@ def find_compiler() -> str:
     return compiler
 
 
-def _compile(compiler: str, job: Job, include: str) -> None:
+def _compile(compiler: str, job: CompileJob, include: str) -> None:
     unit = _PREAMBLE + "".join(f'#include "{name}"\n' for name in job.sources)
     arguments = [
         compiler,

@@ -61,7 +61,7 @@ def compile_libraries(folder: str) -> None:
     compiler.compile_all(_libraries(folder), folder)
 
 
-def _libraries(folder: str) -> list[compiler.Job]:
+def _libraries(folder: str) -> list[compiler.CompileJob]:
     return [
         compiler.shared(f"{folder}/nvml", "libnvidia-ml.so.1", *NVML_SOURCES, "generated.c"),
         compiler.shared(f"{folder}/cuda", "libcuda.so.1", *CUDA_SOURCES, "generated.c"),

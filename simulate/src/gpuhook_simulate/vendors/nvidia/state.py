@@ -27,7 +27,7 @@ _PATIENCE = 60.0  # seconds to wait for other changes; each takes only a moment
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class BuildState:
     """The options from which a root was built; ``library_dir`` is its library folder."""
 
     options: Options
@@ -61,7 +61,7 @@ def time_text() -> str:
     return f"{now // 10**6}.{now % 10**6:06d}"
 
 
-def make(tree: Tree, state: State, machine: SimulatedMachine) -> None:
+def make(tree: Tree, state: BuildState, machine: SimulatedMachine) -> None:
     """Create the state folder of a new machine."""
     tree.folder(FOLDER)
     tree.text(f"{FOLDER}/{EVENTS}", "")
@@ -69,7 +69,7 @@ def make(tree: Tree, state: State, machine: SimulatedMachine) -> None:
     save(tree.root, state, machine)
 
 
-def save(root: str, state: State, machine: SimulatedMachine) -> None:
+def save(root: str, state: BuildState, machine: SimulatedMachine) -> None:
     """Write the machine's current state, each file atomically."""
     texts = {
         LOST: lost_text(machine.gpus),
@@ -87,12 +87,12 @@ def _plain(value: object) -> object:
     return value.value if isinstance(value, Failure) else sorted(value)  # type: ignore[call-overload]
 
 
-def load(root: str) -> State:
+def load(root: str) -> BuildState:
     """Return the options from which a root was built; SimulateError if they are missing."""
     try:
         with open(os.path.join(root, FOLDER, _BUILT), encoding="utf-8") as file:
             data = json.load(file)
-        return State(_options(data["options"]), data["driver_version"], data["library_dir"])
+        return BuildState(_options(data["options"]), data["driver_version"], data["library_dir"])
     except (OSError, ValueError, KeyError, TypeError):
         raise SimulateError(
             f"{root} has no simulated NVIDIA machine that can be changed",

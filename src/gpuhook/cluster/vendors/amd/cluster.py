@@ -7,7 +7,7 @@ get after one is lost.
 from typing import Any
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.cluster import VendorCluster
 from gpuhook.cluster.vendors.slices import Slices, Value, device_name, version
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
@@ -17,7 +17,7 @@ from gpuhook.vendors.amd.vendor import GPUS
 from gpuhook.vendors.sysfs_devices import number
 
 
-class AmdCluster(Cluster):
+class AmdCluster(VendorCluster):
     """GPUs and partitions, each one of a resource."""
 
     pci_classes = ("", "0300", "0380", "1200")

@@ -7,7 +7,7 @@ name devices by address.
 """
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.cluster import VendorCluster
 from gpuhook.cluster.vendors.slices import Slices, device_name
 from gpuhook.core.inventory.model import Device
 
@@ -24,7 +24,7 @@ _OTHER = "npu"
 _VIRTUAL = "vNPU"
 
 
-class AscendCluster(Cluster):
+class AscendCluster(VendorCluster):
     """NPUs, and vNPUs by their chip."""
 
     resources = tuple(dict.fromkeys(f"{_DOMAIN}/{name}" for name in (*_FAMILIES.values(), _OTHER)))

@@ -6,14 +6,14 @@ Names and attributes are those of Intel's own DRA driver (gaudi.intel.com).
 from typing import Any
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.cluster import VendorCluster
 from gpuhook.cluster.vendors.slices import Slices, Value, device_name, why_not
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
 from gpuhook.vendors.gaudi.vendor import MODULES, seats
 
 
-class GaudiCluster(Cluster):
+class GaudiCluster(VendorCluster):
     """Whole devices."""
 
     nothing = "none"  # Habana's own hook reads "void" as all

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.cluster import VendorCluster
 from gpuhook.cluster.vendors.slices import Slices, Value, device_name, why_not
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
@@ -15,7 +15,7 @@ from gpuhook.vendors.sysfs_devices import driver_folder
 _DOMAIN = "gpu.intel.com"
 
 
-class IntelGpuCluster(Cluster):
+class IntelGpuCluster(VendorCluster):
     """GPUs and virtual functions, by address, because card numbers may change at a reboot."""
 
     resources = tuple(f"{_DOMAIN}/{driver}" for driver in DRIVERS)

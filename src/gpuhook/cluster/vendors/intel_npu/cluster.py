@@ -1,11 +1,11 @@
 """NPUs under the resource name of Intel's device plugin."""
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.cluster import VendorCluster
 from gpuhook.core.inventory.model import Device
 
 
-class IntelNpuCluster(Cluster):
+class IntelNpuCluster(VendorCluster):
     """NPUs by address, because node numbers may change at a reboot."""
 
     resources = ("npu.intel.com/accel",)

@@ -7,12 +7,12 @@ location.
 from typing import Any
 
 from gpuhook.base.container.rootfs import Rootfs
-from gpuhook.cluster.vendors.cluster import Cluster
+from gpuhook.cluster.vendors.cluster import VendorCluster
 from gpuhook.cluster.vendors.slices import Slices, Value
 from gpuhook.core.inventory.model import Device
 
 
-class NeuronCluster(Cluster):
+class NeuronCluster(VendorCluster):
     """Devices of which a container can have only adjacent ones (``vendor.Neuron.check``)."""
 
     pci_classes = ()  # node-feature-discovery doesn't label their class

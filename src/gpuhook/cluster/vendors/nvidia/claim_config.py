@@ -18,10 +18,10 @@ from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.host import driver_program
 from gpuhook.monitor.mps.control import program_of
 from gpuhook.monitor.mps.devices import DEFAULT, EXCLUSIVE_PROCESS
-from gpuhook.monitor.mps.keep import Keeper
+from gpuhook.monitor.mps.keep import MpsController
 from gpuhook.monitor.vendors.nvidia.settings import MODE, SLICE, SLICES, check_program
 from gpuhook.vendors.nvidia import mps
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
 APIS = ("resource.nvidia.com/v1beta1",)
@@ -143,7 +143,7 @@ def settings(plan: Plan) -> dict[str, int]:
 
 
 def effects(
-    config: Config, inventory: Inventory, wanted: Sequence[tuple[Device, Plan]], folder: str
+    config: Config, inventory: NvidiaInventory, wanted: Sequence[tuple[Device, Plan]], folder: str
 ) -> list[dict[str, Any]]:
     """Return the MPS daemon to start for a claim's devices, as a plain dict.
 
@@ -191,7 +191,7 @@ def _by_device(limits: Mapping[str, int], devices: Sequence[str]) -> dict[str, i
     return {places.get(name, name): size for name, size in limits.items()}
 
 
-def begin(config: Config, inventory: Inventory, effect: Plan) -> dict[str, list[Any]]:
+def begin(config: Config, inventory: NvidiaInventory, effect: Plan) -> dict[str, list[Any]]:
     """Start the daemon; return CDI edits for the devices. It is idempotent.
 
     A GpuhookError if that fails.
@@ -199,19 +199,19 @@ def begin(config: Config, inventory: Inventory, effect: Plan) -> dict[str, list[
     return _mps_edits(_keeper(config, inventory, effect).start(), effect["folder"])
 
 
-def look_after(config: Config, inventory: Inventory | None, effect: Plan) -> bool:
+def look_after(config: Config, inventory: NvidiaInventory | None, effect: Plan) -> bool:
     """Start the daemon again if it has ended by itself; tell whether it had."""
     return _keeper(config, inventory, effect).look_after()
 
 
-def undo(config: Config, inventory: Inventory | None, effect: Plan) -> None:
+def undo(config: Config, inventory: NvidiaInventory | None, effect: Plan) -> None:
     """Stop the daemon; a GpuhookError if that fails and has to be tried again."""
     if os.path.isdir(effect["folder"]):
         _keeper(config, inventory, effect).stop()
         shutil.rmtree(effect["folder"], ignore_errors=True)
 
 
-def _keeper(config: Config, inventory: Inventory | None, effect: Plan) -> Keeper:
+def _keeper(config: Config, inventory: NvidiaInventory | None, effect: Plan) -> MpsController:
     """Return the controller of a claim's daemon, with the claim's limits."""
     own = copy.copy(config)
     own.state_dir = effect["folder"]
@@ -222,10 +222,10 @@ def _keeper(config: Config, inventory: Inventory | None, effect: Plan) -> Keeper
     limits = effect.get(_MEMORY_LIMITS, {})
     if len({limits.get(device, effect["memory"]) for device in effect["devices"]}) > 1:
         own.mps_version = "2"  # a namespace of version 3 has one limit for all devices
-    return Keeper(own, lambda _: None, limits, inventory, for_claim=True)
+    return MpsController(own, lambda _: None, limits, inventory, for_claim=True)
 
 
-def _mps_edits(state: mps.State, folder: str) -> dict[str, list[Any]]:
+def _mps_edits(state: mps.MpsState, folder: str) -> dict[str, list[Any]]:
     base = f"{folder}/{mps.FOLDER}"
     options = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
     own = f"/{state.places[0]}" if state.version >= 3 else ""

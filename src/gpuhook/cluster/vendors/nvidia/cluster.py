@@ -6,11 +6,11 @@ from types import ModuleType
 
 from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import RequestError, listed
-from gpuhook.cluster.vendors.cluster import Cluster, Extras, Offers, RequestChannels
+from gpuhook.cluster.vendors.cluster import Extras, Offers, RequestChannels, VendorCluster
 from gpuhook.cluster.vendors.nvidia.plugin import DOMAIN, NONE, SINGLE, PluginSettings
 from gpuhook.core.inventory.model import Device
 from gpuhook.tools.vendors.nvidia import driver_folder
-from gpuhook.vendors.nvidia.model import Inventory, Mig
+from gpuhook.vendors.nvidia.model import Mig, NvidiaInventory
 from gpuhook.vendors.nvidia.variables import IMEX_CHANNELS, NvidiaOptions, feature_variable
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
@@ -22,19 +22,19 @@ _UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-fA-F-]+)\s*$", re.MULTILINE)
 _PROFILE = re.compile(r"(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[-+][a-z0-9.+-]+)?")
 
 
-class NvidiaCluster(Cluster):
+class NvidiaCluster(VendorCluster):
     """GPUs, or their MIG devices."""
 
     pci_classes = ("", "0300", "0302")
     driver_folder = driver_folder.INSIDE
-    unnamed = f"{Cluster.unnamed}; mig-strategy single or mixed offers those"
+    unnamed = f"{VendorCluster.unnamed}; mig-strategy single or mixed offers those"
 
     def __init__(self, names: ModuleType, chosen: PluginSettings | None = None) -> None:
         self.chosen: PluginSettings = chosen or PluginSettings()
         super().__init__(names, self.chosen)
         self.listens = self.chosen.listens
 
-    def offers(self, inventory: Inventory, root: Rootfs) -> tuple[Offers, list[str]]:
+    def offers(self, inventory: NvidiaInventory, root: Rootfs) -> tuple[Offers, list[str]]:
         del root
         kind: str = self.names.KIND
         if self.chosen.mig_strategy == NONE:
@@ -60,7 +60,7 @@ class NvidiaCluster(Cluster):
         """Return its GPU if whole GPUs are offered: a GPU is unhealthy if one instance is."""
         return (self.chosen.mig_strategy == NONE and device.parent) or device.id
 
-    def lost(self, inventory: Inventory, root: Rootfs) -> list[Device]:
+    def lost(self, inventory: NvidiaInventory, root: Rootfs) -> list[Device]:
         """Return the GPUs that have fallen off the bus, from the kernel module.
 
         NVML reports only their number; the module usually still has their UUIDs.
@@ -112,7 +112,7 @@ def is_whole(name: str) -> bool:
     return match is not None and match[1] in (None, match[2])
 
 
-def _by_profile(inventory: Inventory) -> tuple[Offers, list[str]]:
+def _by_profile(inventory: NvidiaInventory) -> tuple[Offers, list[str]]:
     """Return the MIG devices by profile, in the order of their GPUs, and those left out."""
     found: Offers = {}
     left_out = []
@@ -129,12 +129,12 @@ def _by_profile(inventory: Inventory) -> tuple[Offers, list[str]]:
     return found, left_out
 
 
-def _empty(inventory: Inventory) -> list[str]:
+def _empty(inventory: NvidiaInventory) -> list[str]:
     empty = [gpu.index for gpu in inventory.gpus if gpu.mig_enabled and not gpu.mig]
     return [f"GPU {index} is in MIG mode and has no MIG device" for index in empty]
 
 
-def _check_alike(inventory: Inventory, parts: Offers) -> None:
+def _check_alike(inventory: NvidiaInventory, parts: Offers) -> None:
     """Refuse GPUs of which only some are in MIG mode, and MIG devices of several profiles."""
     remedy = "Use mig-strategy mixed, or give all GPUs one profile (nvidia-smi mig)"
     others = [str(gpu.index) for gpu in inventory.gpus if not gpu.mig_enabled]

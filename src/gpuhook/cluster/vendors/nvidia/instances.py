@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
-    from gpuhook.vendors.nvidia.model import Gpu, Inventory
+    from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
 MIB = 1 << 20
 # An instance's resources other than memory -> the field of nvmlGpuInstanceProfileInfo_t.
@@ -91,7 +91,7 @@ class Division(Record, profiles=Profile):
         )
 
 
-def divisions(config: "Config", inventory: "Inventory") -> dict[str, Division]:
+def divisions(config: "Config", inventory: "NvidiaInventory") -> dict[str, Division]:
     """Return the division of each GPU, by UUID; DriverError as ``nvml.ask``."""
     if not inventory.gpus or inventory.platform:
         return {}

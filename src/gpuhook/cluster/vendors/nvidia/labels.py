@@ -17,7 +17,7 @@ from gpuhook.cluster.vendors.nvidia.plugin import DOMAIN, NONE, SINGLE, PluginSe
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors import pci
 from gpuhook.vendors import sysfs_devices
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
+from gpuhook.vendors.nvidia.model import Gpu, Mig, NvidiaInventory
 
 _GPU = f"{DOMAIN}/gpu"
 _MACHINE = "/sys/class/dmi/id/product_name"
@@ -28,7 +28,7 @@ _UNSHARED = Share(0, renamed=False)  # of GPUs of which only partitions are allo
 
 def labels(
     config: Config,
-    inventory: Inventory,
+    inventory: NvidiaInventory,
     root: Rootfs,
     chosen: PluginSettings | None,
     shares: Mapping[str, Share],
@@ -56,7 +56,7 @@ def _word(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _versions(inventory: Inventory) -> dict[str, str]:
+def _versions(inventory: NvidiaInventory) -> dict[str, str]:
     driver = [*inventory.version.split("."), "", ""][:3]
     cuda = [*inventory.cuda_version.split("."), "0"][:2]
     found = {
@@ -93,7 +93,7 @@ def _clean(text: str) -> str:
 
 
 def _whole(
-    inventory: Inventory, known: Mapping[str, Division], shares: Mapping[str, Share]
+    inventory: NvidiaInventory, known: Mapping[str, Division], shares: Mapping[str, Share]
 ) -> dict[str, str]:
     """Return the labels of GPUs; of several products the last one, preferably without MIG."""
     found: dict[str, str] = {}
@@ -135,7 +135,7 @@ def _base(resource: str, words: tuple[str, ...], count: int, share: Share) -> di
 
 
 def _parts(
-    inventory: Inventory,
+    inventory: NvidiaInventory,
     known: Mapping[str, Division],
     shares: Mapping[str, Share],
     *,
@@ -165,7 +165,7 @@ def _parts(
     return found
 
 
-def _alike(inventory: Inventory, by_profile: Mapping[str, object]) -> bool:
+def _alike(inventory: NvidiaInventory, by_profile: Mapping[str, object]) -> bool:
     """Tell whether all GPUs are in MIG mode, none of them empty, with one profile."""
     whole = all(gpu.mig_enabled and gpu.mig for gpu in inventory.gpus)
     return whole and len(by_profile) == 1

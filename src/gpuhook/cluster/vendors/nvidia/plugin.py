@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuhook.base.errors import listed
-from gpuhook.cluster.plugin_option import CHOICE, FLAG, Kind, Option, number, numbers, words
+from gpuhook.cluster.plugin_option import CHOICE, FLAG, Kind, PluginOption, number, numbers, words
 from gpuhook.monitor.vendor_parts import ACTIONS
 from gpuhook.monitor.vendors.nvidia import xids
 
@@ -46,7 +46,7 @@ SETTINGS = PluginSettings
 VARIABLES = (xids.DISABLED, xids.ENABLED)
 
 
-def _parse_xids(_: Option, text: str) -> dict[int, str]:
+def _parse_xids(_: PluginOption, text: str) -> dict[int, str]:
     found = {}
     for word in filter(None, words(text)):
         name, _equals, action = (part.strip() for part in word.partition("="))
@@ -61,33 +61,33 @@ _XIDS = Kind("NUMBER=ACTION", _parse_xids, "N=ACTION", (str, dict), several=True
 _NEXT = "shared-devices-allocation-policy"
 
 OPTIONS = (
-    Option(
+    PluginOption(
         "mig-strategy", "mig_strategy", CHOICE,
         "How MIG devices are offered: not at all, as nvidia.com/gpu, or by their profiles.",
         ("flags", "migStrategy"), (NONE, SINGLE, "mixed"), before="device-list-strategy",
     ),
-    Option(
+    PluginOption(
         "gdrcopy-enabled", "gdrcopy_enabled", FLAG, "Add GDRCopy's node to every GPU.",
         ("flags", "gdrcopyEnabled"), before=_NEXT,
     ),
-    Option(
+    PluginOption(
         "gds-enabled", "gds_enabled", FLAG, "Add GPUDirect Storage's nodes to every GPU.",
         ("flags", "gdsEnabled"), before=_NEXT,
     ),
-    Option(
+    PluginOption(
         "mofed-enabled", "mofed_enabled", FLAG, "Add InfiniBand's nodes to every GPU.",
         ("flags", "mofedEnabled"), before=_NEXT,
     ),
-    Option(
+    PluginOption(
         "imex-channel-ids", "imex_channel_ids", numbers(_CHANNELS),
         "IMEX channels to add to every GPU.", ("imex", "channelIDs"), before=_NEXT,
     ),
-    Option(
+    PluginOption(
         "imex-required", "imex_required", FLAG,
         "Allocate no GPU while one of these channels is missing.", ("imex", "required"),
         before=_NEXT,
     ),
-    Option(
+    PluginOption(
         "xid", "xids", _XIDS,
         f"Effect of an XID on its GPU, such as 109=fatal; the actions are {', '.join(ACTIONS)}.",
         ("gpuhook", "xids"), is_ours=True,

@@ -24,7 +24,7 @@ from gpuhook.cluster.vendors.slices import (
     SEND_AWAY,
     DeviceClass,
     Offer,
-    Published,
+    PublishedDevice,
     Slices,
     Value,
     device_name,
@@ -34,7 +34,7 @@ from gpuhook.cluster.vendors.slices import (
 from gpuhook.core.inventory.model import Device
 from gpuhook.monitor.vendors.nvidia import xids
 from gpuhook.vendors.nvidia import mps
-from gpuhook.vendors.nvidia.model import Gpu, Inventory, Mig
+from gpuhook.vendors.nvidia.model import Gpu, Mig, NvidiaInventory
 
 _CAPITAL = re.compile(r"[A-Z]")
 
@@ -45,7 +45,9 @@ class NvidiaSlices(Slices):
     driver = "gpu.nvidia.com"
     lost_taint = "gpu-lost"
 
-    def offer(self, config: Config, inventory: Inventory, root: Rootfs, *, dynamic: bool) -> Offer:
+    def offer(
+        self, config: Config, inventory: NvidiaInventory, root: Rootfs, *, dynamic: bool
+    ) -> Offer:
         warnings = []
         try:
             known = divisions(config, inventory)
@@ -53,7 +55,7 @@ class NvidiaSlices(Slices):
             known = {}
             warnings.append(f"The memory of GPUs is unknown: {error.cause}")
         by_id = {device.id: device for device in inventory.devices}
-        found: list[Published] = []
+        found: list[PublishedDevice] = []
         counters = {}
         for gpu in inventory.gpus:
             one = _OneGpu(gpu, inventory, known.get(gpu.uuid, Division()), by_id)
@@ -69,10 +71,10 @@ class NvidiaSlices(Slices):
         found += [self.lost(device, root) for device in self.cluster.lost(inventory, root)]
         return Offer(tuple(found), counters, tuple(warnings))
 
-    def lost(self, device: Device, root: Rootfs) -> Published:
+    def lost(self, device: Device, root: Rootfs) -> PublishedDevice:
         known = device.id.startswith("GPU-")
         about: dict[str, Value] = {"type": "gpu", **({"uuid": device.id} if known else {})}
-        return Published(
+        return PublishedDevice(
             _gpu_name(device.id), "", about, reason=device.state, taint=self.lost_taint
         )
 
@@ -98,7 +100,7 @@ class _OneGpu:
     """A builder of one GPU's published devices, which collects ``warnings``."""
 
     def __init__(
-        self, gpu: Gpu, inventory: Inventory, division: Division, devices: dict[str, Device]
+        self, gpu: Gpu, inventory: NvidiaInventory, division: Division, devices: dict[str, Device]
     ) -> None:
         self.gpu = gpu
         self.inventory = inventory
@@ -108,7 +110,7 @@ class _OneGpu:
         self.counters = f"{self.name}-counter-set"
         self.warnings: list[str] = []
 
-    def offered(self, *, dynamic: bool) -> list[Published]:
+    def offered(self, *, dynamic: bool) -> list[PublishedDevice]:
         """Return the GPU, or its MIG devices; with ``dynamic`` both, including possible ones.
 
         A GPU in MIG mode can't be used as a whole, but a driver that creates MIG devices itself
@@ -131,11 +133,11 @@ class _OneGpu:
 
     # Devices -------------------------------------------------------------------------------------
 
-    def _whole(self, *, divisible: bool) -> Published:
+    def _whole(self, *, divisible: bool) -> PublishedDevice:
         device = self.devices[self.gpu.id]
         about: dict[str, Value] = {"type": "gpu", "uuid": self.gpu.uuid, **self._common()}
         memory = {"memory": self.division.memory} if self.division.memory else {}
-        return Published(
+        return PublishedDevice(
             self.name,
             device.bus_id,
             about,
@@ -146,7 +148,7 @@ class _OneGpu:
             id=device.id,
         )
 
-    def _static(self, mig: Mig) -> Published | None:
+    def _static(self, mig: Mig) -> PublishedDevice | None:
         """Return an existing MIG device, None for one with only a part of a GPU instance."""
         device, name = self.devices[mig.uuid], profile(mig)
         if not is_whole(name):
@@ -159,10 +161,10 @@ class _OneGpu:
         size = self.division.profile(found[1]) if found else None
         if found is None or size is None:
             name = device_name("mig", mig.uuid)
-            return Published(name, device.bus_id, about, reason=reason, id=device.id)
+            return PublishedDevice(name, device.bus_id, about, reason=reason, id=device.id)
         _, number, start, count = found
         slices = range(start, start + count)
-        return Published(
+        return PublishedDevice(
             self._part_name(name, number, start),
             device.bus_id,
             about,
@@ -173,12 +175,12 @@ class _OneGpu:
             id=device.id,
         )
 
-    def _could_be(self) -> list[Published]:
+    def _could_be(self) -> list[PublishedDevice]:
         """Return every possible MIG device of the GPU, at each of its places."""
         device = self.devices[self.gpu.id]
         reason = why_not(device, self.inventory)
         return [
-            Published(
+            PublishedDevice(
                 self._part_name(size.name, size.id, start),
                 device.bus_id,
                 self._part(size.name),

@@ -15,7 +15,7 @@ PCIE_SENT, PCIE_RECEIVED = 20, 21  # MiB/s
 _ALL = (GRAPHICS, TENSOR, DRAM, PCIE_SENT, PCIE_RECEIVED)
 
 
-class Samples:
+class GpmSamples:
     """The last sample of each device, by its UUID."""
 
     def __init__(self, pynvml: "Any") -> None:

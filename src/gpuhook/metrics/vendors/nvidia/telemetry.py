@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.config.model import Config
     from gpuhook.monitor.host.child import Channel, Work
-    from gpuhook.vendors.nvidia.model import Inventory
+    from gpuhook.vendors.nvidia.model import NvidiaInventory
 
     Values = dict[str, Any]
 
@@ -78,12 +78,12 @@ _RECOVERY = (
 _KINDS = ("Compute", "Graphics", "MPSCompute")  # NVML's lists of processes
 
 
-def can_ask(inventory: "Inventory") -> bool:
+def can_ask(inventory: "NvidiaInventory") -> bool:
     """Tell whether there are GPUs to query: only NVIDIA's driver for Linux is supported here."""
     return bool(inventory.gpus) and not inventory.platform
 
 
-def facts(inventory: "Inventory") -> "dict[str, Values]":
+def facts(inventory: "NvidiaInventory") -> "dict[str, Values]":
     """Return NVIDIA-specific facts of each device, by fields of the exporter's ``Device``."""
     found: dict[str, Values] = {}
     for gpu in inventory.gpus:
@@ -109,7 +109,7 @@ def worded(values: "Mapping[str, Any]") -> "Values":
     return found
 
 
-def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "Work":
+def begin(config: "Config", inventory: "NvidiaInventory", but: "Collection[str]") -> "Work":
     """Return the function of an answering child; DriverError if there is no NVML.
 
     ``but`` are UUIDs to skip.
@@ -171,7 +171,7 @@ class _Sampler:
         self._handles: dict[str, Any] = {}
         self._since: dict[str, int] = {}
         self._lacking = (it.NVML_ERROR_NOT_SUPPORTED, it.NVML_ERROR_FUNCTION_NOT_FOUND)
-        self._samples = gpm.Samples(it)
+        self._samples = gpm.GpmSamples(it)
         self._sampled = float("-inf")  # when the last first sample of a device was taken
 
     def measure(

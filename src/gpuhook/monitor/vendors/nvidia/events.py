@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.core.inventory.model import Device
     from gpuhook.monitor.host.child import Work
-    from gpuhook.vendors.nvidia.model import Inventory
+    from gpuhook.vendors.nvidia.model import NvidiaInventory
 
     Say = Callable[[dict[str, Any]], None]
 
@@ -40,7 +40,7 @@ _MOST = 1000  # events that are fetched at once
 _PAUSES = (1.0, 30.0)  # seconds; the first and the longest one after a wait that failed
 
 
-def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "Work":
+def begin(config: "Config", inventory: "NvidiaInventory", but: "Collection[str]") -> "Work":
     """Return the function of a listening child; DriverError if there is no NVML.
 
     ``but`` are UUIDs of GPUs to skip.
@@ -53,12 +53,12 @@ def begin(config: "Config", inventory: "Inventory", but: "Collection[str]") -> "
     )
 
 
-def can_listen(inventory: "Inventory") -> bool:
+def can_listen(inventory: "NvidiaInventory") -> bool:
     """Tell whether there are events to receive: only NVIDIA's driver for Linux has them."""
     return bool(inventory.gpus) and not inventory.platform
 
 
-def concerned(inventory: "Inventory", event: "Mapping[str, Any]") -> "list[Device]":
+def concerned(inventory: "NvidiaInventory", event: "Mapping[str, Any]") -> "list[Device]":
     """Return the devices that an event is about: a GPU, or the instances that it names.
 
     A GPU's instances have the health of the GPU, and aren't returned in addition to it. For a GPU

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpuhook.base.config.model import Config
-    from gpuhook.vendors.nvidia.model import Inventory
+    from gpuhook.vendors.nvidia.model import NvidiaInventory
 
 PER_LINK = 100
 # nvmlGpuTopologyLevel_t in nvml.h: the nearest common ancestor of two GPUs.
@@ -27,7 +27,7 @@ LEVELS = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
 _MOST_LINKS = 18  # NVML_NVLINK_MAX_LINKS
 
 
-def links(config: "Config", inventory: "Inventory") -> dict[str, dict[str, int]]:
+def links(config: "Config", inventory: "NvidiaInventory") -> dict[str, dict[str, int]]:
     """Return the scores of each GPU with others; DriverError as ``nvml.ask``."""
     uuids = [gpu.uuid for gpu in inventory.gpus]
     if len(uuids) < 2 or inventory.platform:

@@ -10,10 +10,10 @@ from typing import Any
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import DriverError, printable
 from gpuhook.monitor.host import driver_program
-from gpuhook.monitor.vendor_parts import NotSet
+from gpuhook.monitor.vendor_parts import UnchangedSetting
 from gpuhook.vendors.nvidia import nvml
 from gpuhook.vendors.nvidia.discover import library
-from gpuhook.vendors.nvidia.model import Inventory
+from gpuhook.vendors.nvidia.model import NvidiaInventory
 
 MODE = "compute-mode"
 READABLE = (MODE,)
@@ -53,7 +53,7 @@ def refusal(name: str, value: int) -> str:
 
 
 def read(
-    config: Config, inventory: Inventory, wanted: Mapping[str, Values]
+    config: Config, inventory: NvidiaInventory, wanted: Mapping[str, Values]
 ) -> dict[str, dict[str, int]]:
     """Return the current values that can be read; DriverError if NVML can't be queried."""
     found: dict[str, dict[str, int]] = {device: {} for device in wanted}
@@ -71,7 +71,9 @@ def read(
     return found
 
 
-def write(config: Config, inventory: Inventory, wanted: Mapping[str, Values]) -> Sequence[NotSet]:
+def write(
+    config: Config, inventory: NvidiaInventory, wanted: Mapping[str, Values]
+) -> Sequence[UnchangedSetting]:
     """Change all settings that can be changed; return the others.
 
     DriverError if the driver can't be queried.
@@ -84,14 +86,14 @@ def write(config: Config, inventory: Inventory, wanted: Mapping[str, Values]) ->
         refused = _set_slice(inventory, program, device, number)
         if refused:  # protects: dra-slice-refused
             remedy = "GPUs before Volta have no such setting"
-            failures.append(NotSet(device, SLICE, refused, remedy, final=True))
+            failures.append(UnchangedSetting(device, SLICE, refused, remedy, final=True))
     return failures
 
 
 # The compute mode ---------------------------------------------------------------------------------
 
 
-def _modes(config: Config, inventory: Inventory, devices: Sequence[str]) -> dict[str, int]:
+def _modes(config: Config, inventory: NvidiaInventory, devices: Sequence[str]) -> dict[str, int]:
     """Return the compute modes of the GPUs that answer, by UUID."""
 
     def question(pynvml: Any) -> dict[str, Any]:
@@ -107,7 +109,9 @@ def _modes(config: Config, inventory: Inventory, devices: Sequence[str]) -> dict
     return nvml.query(inventory.root, library(config), _ROOT, config.nvml_timeout, question)
 
 
-def _set_modes(config: Config, inventory: Inventory, modes: Mapping[str, int]) -> list[NotSet]:
+def _set_modes(
+    config: Config, inventory: NvidiaInventory, modes: Mapping[str, int]
+) -> list[UnchangedSetting]:
     """Set compute modes by UUID.
 
     A GPU in the right mode is left unchanged: some refuse every mode, even their current one.
@@ -128,7 +132,9 @@ def _set_modes(config: Config, inventory: Inventory, modes: Mapping[str, int]) -
 
     found = nvml.query(inventory.root, library(config), _ROOT, config.nvml_timeout, question)
     return [
-        NotSet(device, MODE, f"NVML can't set the compute mode of {device}: {why}", _REMEDY, lost)
+        UnchangedSetting(
+            device, MODE, f"NVML can't set the compute mode of {device}: {why}", _REMEDY, lost
+        )
         for device, (why, lost) in found.items()
     ]
 
@@ -136,12 +142,12 @@ def _set_modes(config: Config, inventory: Inventory, modes: Mapping[str, int]) -
 # The time slice -----------------------------------------------------------------------------------
 
 
-def find_program(inventory: Inventory) -> str | None:
+def find_program(inventory: NvidiaInventory) -> str | None:
     """Return the path of the program that sets time slices; None if the driver has none."""
     return driver_program.find(inventory, _SMI)
 
 
-def check_program(inventory: Inventory) -> None:
+def check_program(inventory: NvidiaInventory) -> None:
     """Raise DriverError if the program that sets time slices is missing or can't be run."""
     program = find_program(inventory)
     if program is None:
@@ -149,7 +155,7 @@ def check_program(inventory: Inventory) -> None:
     driver_program.root_of(inventory.root, program)
 
 
-def _no_program(inventory: Inventory) -> DriverError:
+def _no_program(inventory: NvidiaInventory) -> DriverError:
     return DriverError(
         f"The driver below {inventory.root} has no {_SMI}, which sets time slices",
         "Install the driver's package that has it",
@@ -165,7 +171,7 @@ def parse(table: str) -> int | None:
     return None
 
 
-def _set_slice(inventory: Inventory, program: str | None, device: str, number: int) -> str:
+def _set_slice(inventory: NvidiaInventory, program: str | None, device: str, number: int) -> str:
     """Set the length of a GPU's time slice; return why that failed, "" if it is set."""
     if program is None:
         return _no_program(inventory).cause
@@ -174,7 +180,9 @@ def _set_slice(inventory: Inventory, program: str | None, device: str, number: i
     return f"{_SMI} can't set the time slice of {device}: {said}" if done.returncode else ""
 
 
-def _run(inventory: Inventory, program: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
+def _run(
+    inventory: NvidiaInventory, program: str, *words: str
+) -> "subprocess.CompletedProcess[bytes]":
     """Run nvidia-smi; DriverError if it doesn't end in time."""
     root = inventory.root.rstrip("/")
     cuda = next((each.path for each in inventory.files if "/libcuda.so." in each.path), "")

@@ -9,14 +9,14 @@ from gpuhook.base.container.rootfs import Rootfs
 from gpuhook.base.errors import DriverError
 from gpuhook.base.oci import jsontext
 from gpuhook.core.inventory import model
-from gpuhook.tools.doctor.case import Case, Step, VendorChecks
+from gpuhook.tools.doctor.case import Case, CheckStep, VendorChecks
 from gpuhook.tools.doctor.devices import is_on_bus, missing_nodes, unusable
 from gpuhook.tools.doctor.finding import Finding, failure, ok, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.ascend import names
 from gpuhook.vendors.ascend.discover import CHIPS
 from gpuhook.vendors.ascend.lists import TOPOLOGY
-from gpuhook.vendors.ascend.model import CLASS, LISTS, MANAGER, PCI_DRIVER, VERSION, Inventory
+from gpuhook.vendors.ascend.model import CLASS, LISTS, MANAGER, PCI_DRIVER, VERSION, AscendInventory
 from gpuhook.vendors.ascend.vendor import VENDOR
 
 _SMALL = 1 << 16
@@ -45,7 +45,7 @@ def ascend_lists(case: Case) -> Iterator[Finding]:
     if not _is_of_interest(case):
         return
     inventory = VENDOR.discover(case.config)
-    assert isinstance(inventory, Inventory)  # noqa: S101 - it is Ascend's
+    assert isinstance(inventory, AscendInventory)  # noqa: S101 - it is Ascend's
     for each in inventory.lists:
         remedy = f"Correct {LISTS}/{each.name}.list"
         if each.problem:
@@ -56,7 +56,7 @@ def ascend_lists(case: Case) -> Iterator[Finding]:
     yield from _topology(inventory)
 
 
-def _topology(inventory: Inventory) -> Iterator[Finding]:
+def _topology(inventory: AscendInventory) -> Iterator[Finding]:
     """Compare the version of the topology file with the chip."""
     path = TOPOLOGY[0]
     try:
@@ -90,7 +90,7 @@ def _is_npu(fact: Callable[[str], str]) -> bool:
 
 
 CHECKS = VendorChecks(
-    (ascend_devices, Step(ascend_lists, needs=("ascend-devices",))),
+    (ascend_devices, CheckStep(ascend_lists, needs=("ascend-devices",))),
     report_files=(
         VERSION,
         f"{LISTS}/*.list",

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 from gpuhook.base.errors import listed
 from gpuhook.tools.doctor.case import VendorChecks
-from gpuhook.tools.doctor.driver import Driver
+from gpuhook.tools.doctor.driver import DriverCheck
 from gpuhook.tools.doctor.finding import Finding, note, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.gaudi.discover import MODELS
 from gpuhook.vendors.gaudi.names import PCI_VENDOR
-from gpuhook.vendors.gaudi.vendor import DRIVER, VENDOR, Inventory, seats
+from gpuhook.vendors.gaudi.vendor import DRIVER, VENDOR, GaudiInventory, seats
 
 _CHECK = "gaudi-devices"
 
@@ -18,7 +18,7 @@ def _is_device(fact: Callable[[str], str]) -> bool:
     return fact("vendor") == f"0x{PCI_VENDOR}" and fact("device").removeprefix("0x") in MODELS
 
 
-def _programs(_: Machine, inventory: Inventory) -> Iterator[Finding]:
+def _programs(_: Machine, inventory: GaudiInventory) -> Iterator[Finding]:
     """Report features that programs in containers lack."""
     unseated = [device.label for device in inventory.devices if not seats(device)]
     if unseated:
@@ -36,7 +36,7 @@ def _programs(_: Machine, inventory: Inventory) -> Iterator[Finding]:
         )
 
 
-gaudi_devices = Driver(
+gaudi_devices = DriverCheck(
     VENDOR,
     _CHECK,
     _is_device,

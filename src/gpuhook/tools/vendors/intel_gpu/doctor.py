@@ -6,7 +6,7 @@ A host with an unused GPU, as many servers have, is not checked.
 from collections.abc import Callable
 
 from gpuhook.tools.doctor.case import VendorChecks
-from gpuhook.tools.doctor.driver import Driver
+from gpuhook.tools.doctor.driver import DriverCheck
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_gpu.discover import DRIVERS, PRODUCTS
 from gpuhook.vendors.intel_gpu.vendor import VENDOR
@@ -17,7 +17,7 @@ def _is_product(fact: Callable[[str], str]) -> bool:
     return fact("vendor") == "0x8086" and fact("device").removeprefix("0x") in PRODUCTS
 
 
-intel_gpus = Driver(
+intel_gpus = DriverCheck(
     VENDOR, "intel-gpus", _is_product, "{title}'s driver {version} has {count} GPUs", by_root=True
 )
 CHECKS = VendorChecks(

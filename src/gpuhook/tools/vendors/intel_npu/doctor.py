@@ -4,12 +4,14 @@ A host with an unused NPU, as many notebooks have, is not checked.
 """
 
 from gpuhook.tools.doctor.case import VendorChecks
-from gpuhook.tools.doctor.driver import Driver
+from gpuhook.tools.doctor.driver import DriverCheck
 from gpuhook.vendors import sysfs_devices
 from gpuhook.vendors.intel_npu.discover import DRIVER
 from gpuhook.vendors.intel_npu.vendor import VENDOR
 
-intel_npus = Driver(VENDOR, "intel-npus", has="The driver {version} has {count} NPUs", by_root=True)
+intel_npus = DriverCheck(
+    VENDOR, "intel-npus", has="The driver {version} has {count} NPUs", by_root=True
+)
 CHECKS = VendorChecks(
     (intel_npus,),
     report_files=tuple(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 from gpuhook.base.errors import listed
 from gpuhook.tools.doctor.case import VendorChecks
-from gpuhook.tools.doctor.driver import Driver
+from gpuhook.tools.doctor.driver import DriverCheck
 from gpuhook.tools.doctor.finding import Finding, warning
 from gpuhook.tools.doctor.machine import Machine
 from gpuhook.vendors.neuron.discover import connected, device_numbers, product
-from gpuhook.vendors.neuron.vendor import CLASS, VENDOR, Inventory, between, ranges
+from gpuhook.vendors.neuron.vendor import CLASS, VENDOR, NeuronInventory, between, ranges
 
 _CHECK = "neuron-devices"
 _RELOAD = VENDOR.names.LOST_REMEDY
@@ -18,7 +18,7 @@ def _is_device(fact: Callable[[str], str]) -> bool:
     return bool(product(fact("vendor"), fact("device")))
 
 
-def _stray_nodes(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+def _stray_nodes(driver: Machine, inventory: NeuronInventory) -> Iterator[Finding]:
     names = [path.rpartition("/")[2] for path in driver.glob("/dev/neuron*")]
     known = {f"neuron{device.label}" for device in inventory.devices}
     stray = [f"/dev/neuron{n}" for n in device_numbers(names) if f"neuron{n}" not in known]
@@ -27,7 +27,7 @@ def _stray_nodes(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
         yield warning(_CHECK, text, "Remove the rule or script that creates the node")
 
 
-def _gaps(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+def _gaps(driver: Machine, inventory: NeuronInventory) -> Iterator[Finding]:
     """Report missing devices, by the numbers of the others and by their connections."""
     have = [int(device.label) for device in inventory.devices]
     gone = {*between(have)}
@@ -39,12 +39,12 @@ def _gaps(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
         yield warning(_CHECK, text, _RELOAD)
 
 
-def _further(driver: Machine, inventory: Inventory) -> Iterator[Finding]:
+def _further(driver: Machine, inventory: NeuronInventory) -> Iterator[Finding]:
     yield from _stray_nodes(driver, inventory)
     yield from _gaps(driver, inventory)
 
 
-neuron_devices = Driver(
+neuron_devices = DriverCheck(
     VENDOR,
     _CHECK,
     _is_device,

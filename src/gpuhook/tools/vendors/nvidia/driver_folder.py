@@ -12,7 +12,7 @@ from gpuhook.base.loader.layout import Layout
 from gpuhook.core import contract
 from gpuhook.core.plan.image import Image
 from gpuhook.core.plan.operations import usable
-from gpuhook.core.plan.writer import Places
+from gpuhook.core.plan.writer import PlanIndex
 from gpuhook.tools.driver_folder import DriverContent
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.names import NAME
@@ -42,7 +42,7 @@ def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ())
     options.capabilities = _chosen(tuple(capabilities), options.capabilities)
     folders = Layout(f"{INSIDE}/lib64", f"{INSIDE}/lib", uses_cache=False)
     found = DriverContent(inventory.version, inventory.root, FOLDERS)
-    places = Places().write(usable(vendor.edits(granted, Image(folders)))[0])
+    places = PlanIndex().write(usable(vendor.edits(granted, Image(folders)))[0])
     for op in places.mounts.values():
         if place := _place(op.destination):
             found.files[place] = op.path

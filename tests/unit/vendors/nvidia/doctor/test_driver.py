@@ -160,12 +160,12 @@ def test_a_library_named_by_its_soname_has_no_known_version(tree: Tree) -> None:
     )
 
 
-def _answer(gpus: int, lost: tuple[int, ...] = ()) -> nvml.Answer:
+def _answer(gpus: int, lost: tuple[int, ...] = ()) -> nvml.NvmlResponse:
     made = [
         Gpu(n, n, f"GPU-{n}", f"00000000:0{n}:00.0", "X", "9.0", "Tesla", False, ())
         for n in range(gpus)
     ]
-    return nvml.Answer(VERSION, "12.2", tuple(made), lost)
+    return nvml.NvmlResponse(VERSION, "12.2", tuple(made), lost)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def _answer(gpus: int, lost: tuple[int, ...] = ()) -> nvml.Answer:
     ],
 )
 def test_slow_or_incomplete_nvml_answers_are_reported(
-    answer: nvml.Answer, seconds: float, expected: dict[str, str]
+    answer: nvml.NvmlResponse, seconds: float, expected: dict[str, str]
 ) -> None:
     found = said(driver._nvml_findings(answer, seconds, 2))
     assert {check: status for check, (status, _) in found.items()} == expected

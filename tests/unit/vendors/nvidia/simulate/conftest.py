@@ -53,7 +53,7 @@ def make_root(
         driver.install_main_libraries(tree, folder, machine.driver_version, LIBRARY_DIR)
         driver.install_probes(tree, folder)
         tree.text(MARKER, "")
-        built = state.State(options, machine.driver_version, LIBRARY_DIR)
+        built = state.BuildState(options, machine.driver_version, LIBRARY_DIR)
         state.make(tree, built, machine)
         for name in ("nvidiactl", "nvidia-uvm"):
             tree.text(f"dev/{name}", "")

@@ -10,7 +10,7 @@ from nvml_program import Program
 
 from gpuhook.base.errors import SimulateError
 from gpuhook_simulate.vendors.nvidia import (
-    Process,
+    SimulatedProcess,
     change,
     end_process,
     report_xid,
@@ -88,14 +88,14 @@ def test_started_and_ended_processes_are_seen_by_a_running_program(
     root: Path, program: Program
 ) -> None:
     assert [program.ask(f"running({kind!r}, gpu(0))") for kind in LISTS] == [[], [], []]
-    run_process(str(root), Process(device="0", pid=11, memory=GIB, sm=30))
-    run_process(str(root), Process(device="0", pid=12, memory=2 * GIB, kind="graphics"))
-    run_process(str(root), Process(device="0", pid=11, memory=GIB // 2, kind="graphics"))
-    run_process(str(root), Process(device="1", pid=11, memory=3 * GIB, kind="mps"))
+    run_process(str(root), SimulatedProcess(device="0", pid=11, memory=GIB, sm=30))
+    run_process(str(root), SimulatedProcess(device="0", pid=12, memory=2 * GIB, kind="graphics"))
+    run_process(str(root), SimulatedProcess(device="0", pid=11, memory=GIB // 2, kind="graphics"))
+    run_process(str(root), SimulatedProcess(device="1", pid=11, memory=3 * GIB, kind="mps"))
     assert program.ask("running('Compute', gpu(0))") == [[11, GIB, NONE, NONE]]
     assert [found[0] for found in program.ask("running('Graphics', gpu(0))")] == [12, 11]
     assert program.ask("running('MPSCompute', gpu(1))") == [[11, 3 * GIB, NONE, NONE]]
-    run_process(str(root), Process(device="0", pid=11, memory=GIB // 4, sm=90))
+    run_process(str(root), SimulatedProcess(device="0", pid=11, memory=GIB // 4, sm=90))
     assert program.ask("running('Compute', gpu(0))") == [[11, GIB // 4, NONE, NONE]]
     end_process(str(root), 11)
     assert program.ask("running('Compute', gpu(0))") == []
@@ -107,8 +107,8 @@ def test_memory_follows_the_processes(root: Path, program: Program) -> None:
     program.ask("v1 = n.nvmlDeviceGetMemoryInfo(gpu(0))")
     reserved = program.ask("v1.used")
     assert 0 < reserved < GIB
-    run_process(str(root), Process(device="0", pid=11, memory=GIB))
-    run_process(str(root), Process(device="0", pid=12, memory=GIB))
+    run_process(str(root), SimulatedProcess(device="0", pid=11, memory=GIB))
+    run_process(str(root), SimulatedProcess(device="0", pid=12, memory=GIB))
     program.ask("v1 = n.nvmlDeviceGetMemoryInfo(gpu(0))")
     program.ask("v2 = n.nvmlDeviceGetMemoryInfo(gpu(0), n.nvmlMemory_v2)")
     assert program.ask("v1.used") == reserved + 2 * GIB
@@ -117,7 +117,7 @@ def test_memory_follows_the_processes(root: Path, program: Program) -> None:
         143771 << 20, 143771 << 20,
     ]  # fmt: skip
     for pid in range(20, 30):
-        run_process(str(root), Process(device="0", pid=pid, memory=100 * GIB))
+        run_process(str(root), SimulatedProcess(device="0", pid=pid, memory=100 * GIB))
     assert program.ask("n.nvmlDeviceGetMemoryInfo(gpu(0)).free") == 0
 
 
@@ -125,8 +125,8 @@ def test_processes_of_mig_devices_are_listed_with_their_instance(
     root: Path, machine: tuple[Path, SimulatedMachine], program: Program
 ) -> None:
     big, small = machine[1].gpus[2].migs
-    run_process(str(root), Process(device=big.uuid, pid=11, memory=GIB, sm=50))
-    run_process(str(root), Process(device=small.uuid, pid=12, memory=2 * GIB))
+    run_process(str(root), SimulatedProcess(device=big.uuid, pid=11, memory=GIB, sm=50))
+    run_process(str(root), SimulatedProcess(device=small.uuid, pid=12, memory=2 * GIB))
     assert program.ask("running('Compute', mig(0))") == [[11, GIB, big.gi, 0]]
     assert program.ask("running('Compute', mig(1))") == [[12, 2 * GIB, small.gi, 0]]
     assert [found[0] for found in program.ask("running('Compute', gpu(2))")] == [11, 12]
@@ -136,15 +136,15 @@ def test_processes_of_mig_devices_are_listed_with_their_instance(
     assert program.ask("samples(gpu(2), 0)") == "error 3"
     assert program.ask("n.nvmlDeviceGetAccountingMode(gpu(2))") == "error 3"
     with pytest.raises(SimulateError, match="GPU 2 is in MIG mode"):
-        run_process(str(root), Process(device="2", pid=13))
+        run_process(str(root), SimulatedProcess(device="2", pid=13))
 
 
 def test_processes_end_with_their_mig_device(
     root: Path, machine: tuple[Path, SimulatedMachine], program: Program
 ) -> None:
     big, small = machine[1].gpus[2].migs
-    run_process(str(root), Process(device=big.uuid, pid=11, memory=GIB))
-    run_process(str(root), Process(device=small.uuid, pid=12, memory=GIB))
+    run_process(str(root), SimulatedProcess(device=big.uuid, pid=11, memory=GIB))
+    run_process(str(root), SimulatedProcess(device=small.uuid, pid=12, memory=GIB))
     lines = (root / "simulate/mig").read_text().splitlines(keepends=True)
     (root / "simulate/mig").write_text("".join(line for line in lines if big.uuid not in line))
     assert [found[0] for found in program.ask("running('Compute', gpu(2))")] == [12]
@@ -155,7 +155,7 @@ def test_processes_end_with_their_mig_device(
 
 def test_process_lists_need_a_large_enough_buffer_as_in_nvml(root: Path, program: Program) -> None:
     for pid in range(1, 4):
-        run_process(str(root), Process(device="0", pid=pid, memory=pid))
+        run_process(str(root), SimulatedProcess(device="0", pid=pid, memory=pid))
     program.ask("count, call = ctypes.c_uint(0), n.nvmlLib.nvmlDeviceGetComputeRunningProcesses")
     assert program.ask("[call(gpu(0), ctypes.byref(count), None), count.value]") == [7, 3]
     assert program.ask("call(gpu(0), ctypes.byref(count), None)") == 2
@@ -172,9 +172,11 @@ def test_process_lists_need_a_large_enough_buffer_as_in_nvml(root: Path, program
 def test_utilisation_is_summed_over_processes(root: Path, program: Program) -> None:
     assert program.ask("samples(gpu(0), 0)") == "error 6"
     for pid, sm in ((11, 30), (12, 90), (13, 0)):
-        process = Process(device="0", pid=pid, sm=sm, memory_use=10, encoder=5 * (pid == 11))
+        process = SimulatedProcess(
+            device="0", pid=pid, sm=sm, memory_use=10, encoder=5 * (pid == 11)
+        )
         run_process(str(root), process)
-    run_process(str(root), Process(device="0", pid=14))
+    run_process(str(root), SimulatedProcess(device="0", pid=14))
     assert program.ask("samples(gpu(0), 0)") == [
         [11, 30, 10, 5, 0],
         [12, 90, 10, 0, 0],
@@ -206,14 +208,14 @@ def test_power_and_energy_follow_the_load(root: Path, program: Program) -> None:
     assert energy == pytest.approx((200 * loaded + seconds * idle) * 1000, abs=60 * idle * 1000)
     assert program.ask("n.nvmlDeviceGetPowerUsage(gpu(0))") == idle * 1000
     assert program.ask("field(gpu(0), 83)") >= energy
-    run_process(str(root), Process(device="0", pid=12, sm=100))
+    run_process(str(root), SimulatedProcess(device="0", pid=12, sm=100))
     assert program.ask("n.nvmlDeviceGetPowerUsage(gpu(0))") == 700_000
     assert program.ask("field(gpu(0), 186)") == 700_000
     assert program.ask("n.nvmlDeviceGetPowerUsage(gpu(1))") == 70_000
 
 
 def test_all_programs_compute_the_same_energy(root: Path, program: Program) -> None:
-    run_process(str(root), Process(device="0", pid=12, sm=100))
+    run_process(str(root), SimulatedProcess(device="0", pid=12, sm=100))
     with Program(root) as other:
         first = program.ask("n.nvmlDeviceGetTotalEnergyConsumption(gpu(0))")
         second = other.ask("n.nvmlDeviceGetTotalEnergyConsumption(gpu(0))")
@@ -254,7 +256,7 @@ def test_accounting_survives_the_end_of_a_process(root: Path, program: Program) 
     assert program.ask("stats(gpu(0), 12)") == [50, 0, 7, 0, (START + 50) * 10**6, 1]
     assert program.ask("stats(gpu(0), 10)") == "error 6"  # ran before
     assert program.ask("stats(gpu(1), 11)") == "error 3"  # is off there
-    run_process(str(root), Process(device="0", pid=11, memory=9))
+    run_process(str(root), SimulatedProcess(device="0", pid=11, memory=9))
     assert program.ask("n.nvmlDeviceGetAccountingPids(gpu(0))") == [12, 11]
     assert program.ask("stats(gpu(0), 11)[2]") == 9  # of two lives the latest
 
@@ -266,7 +268,7 @@ def test_only_root_can_switch_accounting(root: Path, program: Program) -> None:
         assert program.ask(switch.format(1)) == "error 4"
         return
     assert program.ask(switch.format(1)) is None
-    run_process(str(root), Process(device="0", pid=11))
+    run_process(str(root), SimulatedProcess(device="0", pid=11))
     end_process(str(root), 11)
     assert program.ask("n.nvmlDeviceGetAccountingPids(gpu(0))") == [11]
     assert program.ask("n.nvmlDeviceClearAccountingPids(gpu(0))") is None
@@ -308,7 +310,7 @@ def test_malformed_activity_lines_are_ignored(root: Path, program: Program) -> N
     assert program.ask("n.nvmlDeviceGetAccountingMode(gpu(0))") == 0
     (root / "simulate/activity").unlink()
     assert program.ask("n.nvmlDeviceGetTemperature(gpu(0), 0)") == 34
-    run_process(str(root), Process(device="0", pid=11))
+    run_process(str(root), SimulatedProcess(device="0", pid=11))
     assert [found[0] for found in program.ask("running('Compute', gpu(0))")] == [11]
 
 
@@ -341,16 +343,16 @@ def test_a_model_without_row_remapping_reports_unsupported(make_root: MakeRoot) 
 @pytest.mark.parametrize(
     ("word", "process"),
     [
-        ("0,11,8G,60", Process(device="0", pid=11, memory=8 * GIB, sm=60)),
-        ("GPU-a,1,5", Process(device="GPU-a", pid=1, memory=5)),
-        ("0,1,2M,mps", Process(device="0", pid=1, memory=2 << 20, kind="mps")),
+        ("0,11,8G,60", SimulatedProcess(device="0", pid=11, memory=8 * GIB, sm=60)),
+        ("GPU-a,1,5", SimulatedProcess(device="GPU-a", pid=1, memory=5)),
+        ("0,1,2M,mps", SimulatedProcess(device="0", pid=1, memory=2 << 20, kind="mps")),
         (
             "MIG-b,1,1K,1,2,3,4,graphics",
-            Process("MIG-b", 1, 1024, 1, 2, 3, 4, "graphics"),
+            SimulatedProcess("MIG-b", 1, 1024, 1, 2, 3, 4, "graphics"),
         ),
     ],
 )
-def test_process_descriptions_are_parsed(word: str, process: Process) -> None:
+def test_process_descriptions_are_parsed(word: str, process: SimulatedProcess) -> None:
     assert parse_process(word) == process
 
 
@@ -363,14 +365,14 @@ def test_malformed_process_descriptions_are_refused(word: str) -> None:
 @pytest.mark.parametrize(
     ("process", "words"),
     [
-        (Process(device="7", pid=1), "no device '7'"),
-        (Process(device="0", pid=0), "0 is not a process id"),
-        (Process(device="0", pid=1, sm=101), "101 is not a percentage"),
-        (Process(device="0", pid=1, kind="x"), "no processes of the kind 'x'"),
-        (Process(device="0", pid=1, memory=1 << 40), "can't have 1099511627776 bytes"),
+        (SimulatedProcess(device="7", pid=1), "no device '7'"),
+        (SimulatedProcess(device="0", pid=0), "0 is not a process id"),
+        (SimulatedProcess(device="0", pid=1, sm=101), "101 is not a percentage"),
+        (SimulatedProcess(device="0", pid=1, kind="x"), "no processes of the kind 'x'"),
+        (SimulatedProcess(device="0", pid=1, memory=1 << 40), "can't have 1099511627776 bytes"),
     ],
 )
-def test_invalid_processes_are_refused(root: Path, process: Process, words: str) -> None:
+def test_invalid_processes_are_refused(root: Path, process: SimulatedProcess, words: str) -> None:
     before = (root / "simulate/activity").read_text()
     with pytest.raises(SimulateError, match=words):
         run_process(str(root), process)
@@ -378,7 +380,7 @@ def test_invalid_processes_are_refused(root: Path, process: Process, words: str)
 
 
 def test_ending_an_unknown_process_is_refused(root: Path) -> None:
-    run_process(str(root), Process(device="0", pid=11))
+    run_process(str(root), SimulatedProcess(device="0", pid=11))
     end_process(str(root), 11)
     with pytest.raises(SimulateError, match="No process 11 runs"):
         end_process(str(root), 11)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nvml_program import LIBRARY_DIR, Program
 
 from gpuhook.base.errors import SimulateError
-from gpuhook_simulate.vendors.nvidia import Process, change, report_xid, run_process, state
+from gpuhook_simulate.vendors.nvidia import SimulatedProcess, change, report_xid, run_process, state
 from gpuhook_simulate.vendors.nvidia.check import skipped_lines
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine, make_machine
 
@@ -191,7 +191,7 @@ def test_lines_written_by_commands_are_not_skipped(made: tuple[Path, SimulatedMa
     mig = machine.gpus[2].migs[0].uuid
     report_xid(str(root), 79, "0")
     report_xid(str(root), 94, mig)
-    run_process(str(root), Process(mig, 11, kind="mps"))
+    run_process(str(root), SimulatedProcess(mig, 11, kind="mps"))
     with (root / "simulate/lost").open("a") as file:
         file.write(f"# and\n\n  {machine.gpus[0].uuid.upper()}  \n")
     with (root / "simulate/activity").open("a") as file:

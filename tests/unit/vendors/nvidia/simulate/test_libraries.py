@@ -18,7 +18,7 @@ import pytest
 from nvml_program import LIBRARY_DIR, environment
 
 from gpuhook_simulate.place import MARKER
-from gpuhook_simulate.vendors.nvidia import Process, run_process
+from gpuhook_simulate.vendors.nvidia import SimulatedProcess, run_process
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 from gpuhook_simulate.vendors.nvidia.options import Failure
 
@@ -345,7 +345,7 @@ def test_nvidia_smi_prints_a_table_and_versions(make_root: MakeRoot) -> None:
     assert all(gpu.pci_bus_id in table for gpu in machine.gpus)
     assert "0MiB / 23034MiB" in table
     assert "No running processes found" in table
-    run_process(str(root), Process("1", 4_000_000, 300 << 20, kind="mps"))
+    run_process(str(root), SimulatedProcess("1", 4_000_000, 300 << 20, kind="mps"))
     lines = run_program(root, "nvidia-smi").stdout.splitlines()
     assert "300MiB / 23034MiB" in lines[-8]
     assert lines[-2].split() == ["|", "1", "4000000", "M+C", "[Not", "Found]", "300MiB", "|"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import wraps
 
-from gpuhook.tools.doctor.case import Case, Check, Step, VendorChecks
+from gpuhook.tools.doctor.case import Case, Check, CheckStep, VendorChecks
 from gpuhook.tools.doctor.finding import Finding
 from gpuhook.tools.vendors.nvidia.doctor import driver, nodes, parts, platforms, toolkit
 
@@ -26,16 +26,16 @@ def _where_nvidia_is(check: Check) -> Check:
     return run
 
 
-def _detail(check: Check, *needs: str) -> Step:
-    return Step(_where_nvidia_is(check), needs)
+def _detail(check: Check, *needs: str) -> CheckStep:
+    return CheckStep(_where_nvidia_is(check), needs)
 
 
 CHECKS = VendorChecks(
     (
         driver.driver_root,
-        Step(driver.driver_loaded, _ROOT),
-        Step(platforms.wsl_driver, _ROOT),
-        Step(platforms.tegra_lists, _ROOT),
+        CheckStep(driver.driver_loaded, _ROOT),
+        CheckStep(platforms.wsl_driver, _ROOT),
+        CheckStep(platforms.tegra_lists, _ROOT),
         _detail(driver.driver_versions, *_LOADED),
         _detail(nodes.device_nodes, *_LOADED),
         _detail(driver.nvml_answers, *_MATCHING, "device-nodes"),

@@ -176,7 +176,7 @@ def nvml_answers(case: Case) -> Iterator[Finding]:
     yield from _nvml_findings(answer, seconds, len(gpu_minors(case)))
 
 
-def _nvml_findings(answer: nvml.Answer, seconds: float, expected: int) -> Iterator[Finding]:
+def _nvml_findings(answer: nvml.NvmlResponse, seconds: float, expected: int) -> Iterator[Finding]:
     found = len(answer.gpus)
     what = f"NVML answers after {seconds:.2f} s: {found} GPU{'s' if found != 1 else ''}"
     what += f", driver {answer.driver_version}, CUDA {answer.cuda_version}"

@@ -85,7 +85,7 @@ def tegra_lists(case: Case) -> Iterator[Finding]:
 
 
 def _list_findings(
-    untrusted: list[str], found: list[tegra.Entry], absent: list[str]
+    untrusted: list[str], found: list[tegra.ListEntry], absent: list[str]
 ) -> Iterator[Finding]:
     if untrusted:
         yield warning(

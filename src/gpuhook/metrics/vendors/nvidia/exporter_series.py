@@ -6,7 +6,7 @@ The names are exactly the same, also those of counters, which don't end in _tota
 import re
 from collections.abc import Iterator
 
-from gpuhook.metrics.model import Container, Device, Snapshot
+from gpuhook.metrics.model import Accelerator, Container, Snapshot
 from gpuhook.metrics.vendor_parts import Sample, Series
 from gpuhook.vendors.nvidia.names import NAME
 
@@ -93,11 +93,11 @@ def _jobs(snapshot: Snapshot) -> dict[str, list[Container]]:
     return {device: [*jobs.values()] for device, jobs in found.items()}
 
 
-def _pods(device: Device, snapshot: Snapshot) -> list[Container]:
+def _pods(device: Accelerator, snapshot: Snapshot) -> list[Container]:
     return [each for each in snapshot.containers if each.pod and device.id in each.devices]
 
 
-def _labels(device: Device, snapshot: Snapshot) -> list[str]:
+def _labels(device: Accelerator, snapshot: Snapshot) -> list[str]:
     gpu = device.label.partition(":")[0]
     node = "" if device.minor is None else f"nvidia{device.minor}"
     instance = "" if device.gpu_instance is None else str(device.gpu_instance)
@@ -112,7 +112,7 @@ def _labels(device: Device, snapshot: Snapshot) -> list[str]:
     return [*words, profile, instance, driver]
 
 
-def _values(device: Device) -> dict[str, float | None]:
+def _values(device: Accelerator) -> dict[str, float | None]:
     total, used = device.memory_total_bytes, device.memory_used_bytes
     reserved, energy = device.memory_reserved_bytes, device.energy_joules
     share = device.utilization
