@@ -15,7 +15,7 @@ import render_manifests
 
 from gpuhook.cluster.vendors import slices
 from gpuhook.cluster.vendors.slices import DeviceClass, Slices
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 _OWN_LABEL = "gpuhook.io/node"
@@ -29,8 +29,8 @@ _CLASSES = """\
 
 def rules(text: str) -> str:
     """Return udev's rules with the words for all drivers, and all PCI vendors."""
-    words = [f"*{word}*" for names in KNOWN.values() for word in names.DRIVER_WORDS]
-    ids = [f"{names.PCI_VENDOR.upper()}:*" for names in KNOWN.values() if names.PCI_VENDOR]
+    words = [f"*{word}*" for names in BUILT_IN.values() for word in names.DRIVER_WORDS]
+    ids = [f"{names.PCI_VENDOR.upper()}:*" for names in BUILT_IN.values() if names.PCI_VENDOR]
     text = re.sub(r'(?<=KERNEL==")[^"]*', "|".join(words), text)
     return re.sub(r'(?<=ENV\{PCI_ID\}==")[^"]*', "|".join(ids), text)
 
@@ -66,7 +66,7 @@ FILES: dict[str, Callable[[str], str]] = {
 
 
 def _every_slices() -> Iterator[Slices]:
-    return map(slices.of, KNOWN.values())
+    return map(slices.of, BUILT_IN.values())
 
 
 def _with_list(text: str, key: str, items: list[str]) -> str:

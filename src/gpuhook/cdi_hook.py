@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
-    from gpuhook.core.contract import Grant, Known, Vendor
+    from gpuhook.core.contract import Grant, Vendor, VendorRegistry
     from gpuhook.core.inventory.model import Inventory
     from gpuhook.core.memory_limits import MemoryLimits
     from gpuhook.core.plan.image import Examine
@@ -144,11 +144,13 @@ def set_memory_limits(state_text: bytes, config: Config, ids: "Sequence[str]") -
     from gpuhook.inject import open_container  # noqa: PLC0415 - only for this verb
 
     with open_container(state.pid, state.root or spec.root_path) as container:
-        exclusive_request.take(container, state, spec, None, registry.known(config), config, found)
+        exclusive_request.take(
+            container, state, spec, None, registry.all_vendors(config), config, found
+        )
 
 
 def _vendor_of(kind: str, config: Config) -> "ModuleType":
-    found = _known_kind(kind, registry.known(config))
+    found = _known_kind(kind, registry.all_vendors(config))
     if found is None:
         raise _unknown_kind(kind)
     return found
@@ -161,8 +163,8 @@ def _unknown_kind(kind: str) -> CdiError:
     )
 
 
-def _known_kind(kind: str, known: "Known") -> "ModuleType | None":
-    return next((each for each in known.values() if kind == each.KIND), None)
+def _known_kind(kind: str, vendors: "VendorRegistry") -> "ModuleType | None":
+    return next((each for each in vendors.values() if kind == each.KIND), None)
 
 
 def run(state_text: bytes, config: Config, vendor_names: "ModuleType") -> None:
@@ -264,14 +266,14 @@ def of_kind(
     kind: str,
     spec: "Spec",
     config: Config,
-    known: "Known",
+    vendors: "VendorRegistry",
     inventories: "Mapping[str, Inventory]",
 ) -> "DocumentInjection":
     """Return the work for a container that has devices of a CDI spec of that kind.
 
     ``inventories``, by vendor, are known to be the host's. GpuhookError if there is none.
     """
-    vendor_names = _known_kind(kind, known)
+    vendor_names = _known_kind(kind, vendors)
     if vendor_names is None:
         raise _unknown_kind(kind)
     vendor = contract.load(vendor_names)
@@ -300,7 +302,7 @@ def _memory_limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "M
     ours = [hook for stage in names.HOOK_STAGES for hook in spec.hooks(stage)]
     if any(hook_name(hook) == names.HOOK for hook in ours):
         return None
-    return find_memory_limits(spec, config, registry.known(config), None, given=given)
+    return find_memory_limits(spec, config, registry.all_vendors(config), None, given=given)
 
 
 class DocumentInjection:
@@ -399,9 +401,9 @@ class DocumentInjection:
         if config.exclusive:
             from gpuhook.core.records import exclusive_request  # noqa: PLC0415 - few have exclusive devices
 
-            known = registry.known(config)
+            vendors = registry.all_vendors(config)
             record = exclusive_request.describe(
-                state, self._spec, grants, (), known, config, save=False
+                state, self._spec, grants, (), vendors, config, save=False
             )
         else:
             record = records.describe(state, self._spec.data.get("annotations"), grants)

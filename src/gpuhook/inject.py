@@ -97,7 +97,7 @@ class Injection:
         self._spec = spec
         self._config = config
         self._resolved = resolved
-        self.memory_limits = find_memory_limits(spec, config, resolved.known, resolved)
+        self.memory_limits = find_memory_limits(spec, config, resolved.vendors, resolved)
         steps = self.memory_limits.operations if self.memory_limits is not None else ()
         self._prepared = PreparedPlan(
             lambda found: make_plan(resolved.grants, found, resolved.groups, steps)
@@ -175,7 +175,7 @@ class Injection:
 
         found = self._resolved
         asked = found.grants, found.cdi_devices
-        return exclusive_request.describe(state, self._spec, *asked, found.known, self._config)
+        return exclusive_request.describe(state, self._spec, *asked, found.vendors, self._config)
 
 
 def note(

@@ -131,14 +131,14 @@ def run(state_text: bytes, config: Config, bundle: str = "") -> None:
 
         Injection(spec, config, resolved).finish(state)
         return
-    found = find_memory_limits(spec, config, registry.known(config), resolved)
+    found = find_memory_limits(spec, config, registry.all_vendors(config), resolved)
     if found is not None:
         _take(state, spec, resolved, config, found)
 
 
 def _resolved(state: "ContainerState", spec: "Spec", config: Config) -> "Allocation | None":
     return resolve(
-        spec.data, config, registry.known(config),
+        spec.data, config, registry.all_vendors(config),
         container=state.container_id, starter=os.getpid(), path=spec.path,
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def take(state_text: bytes, config: Config, bundle: str) -> None:
     """
     state, spec = _read(state_text, bundle)
     resolved = _resolved(state, spec, config)
-    found = find_memory_limits(spec, config, registry.known(config), resolved)
+    found = find_memory_limits(spec, config, registry.all_vendors(config), resolved)
     chosen = resolved is not None and resolved.chosen
     if config.exclusive or chosen or found is not None:
         _take(state, spec, resolved, config, found)
@@ -166,9 +166,9 @@ def _take(
     from gpuhook.core.records import exclusive_request  # noqa: PLC0415
     from gpuhook.inject import open_container  # noqa: PLC0415 - few containers need it, and claims
 
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     with open_container(state.pid, state.root or spec.root_path) as container:
-        exclusive_request.take(container, state, spec, resolved, known, config, found)
+        exclusive_request.take(container, state, spec, resolved, vendors, config, found)
 
 
 def precreate(folder: str, argv: list[str]) -> "NoReturn":
@@ -206,7 +206,7 @@ def _edited(spec: Spec, config: Config, folder: str) -> "EditResult | None":
     from gpuhook.core import edit  # noqa: PLC0415 - only for this stage
 
     try:
-        return edit.edit(spec, config, registry.known(config), folder)
+        return edit.edit(spec, config, registry.all_vendors(config), folder)
     except AnyDeviceError as error:
         if config.mode not in ("hook", "auto"):
             error.remedy = "Use gpu-py as podman's runtime, or mode hook"

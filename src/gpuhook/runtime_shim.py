@@ -177,7 +177,7 @@ def check_restored(words: tuple[str, ...], config: Config) -> None:
         except UnusableSpecError:  # the low-level runtime refuses it
             continue
         if spec is not None:
-            edit.check_restored(spec, config, registry.known(config))
+            edit.check_restored(spec, config, registry.all_vendors(config))
 
 
 def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
@@ -197,13 +197,13 @@ def prepare_bundle(arguments: Arguments, config: Config, launcher: str) -> bool:
         spec = read_spec(arguments.config if other else path)
     except UnusableSpecError:
         return False
-    folder, known = os.path.dirname(launcher), registry.known(config)
+    folder, vendors = os.path.dirname(launcher), registry.all_vendors(config)
     if other:
-        check_other_config(spec, config, known)
+        check_other_config(spec, config, vendors)
         return False
     has_worker = config.helper and os.geteuid() == 0
     edited = edit(
-        spec, config, known, folder,
+        spec, config, vendors, folder,
         has_worker=has_worker, container=arguments.container, starter=os.getpid(),
     )  # fmt: skip
     if edited is None:

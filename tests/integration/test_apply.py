@@ -488,7 +488,7 @@ def test_a_folder_replaced_by_a_link_meanwhile_is_refused(
 
     monkeypatch.setattr(mount_tracking, "take_off", swap)
     config = load_config(str(folder.config))
-    known = registry.known(config)
+    known = registry.all_vendors(config)
     spec = CallerRequest(((ASK, "0"),)).spec(config, known)
     resolved = resolve(spec.data, config, known, Progress())
     assert resolved is not None

@@ -507,9 +507,9 @@ def test_undo_works_on_a_kernel_without_unique_mount_ids(
     """Before Linux 6.8: what is hidden is known by its number, and the rest by what it shows."""
     monkeypatch.setattr(kernel, "unique_mount_id", lambda _: None)
     config = load_config(str(folder.config))
-    known = registry.known(config)
-    spec = CallerRequest((("NVIDIA_VISIBLE_DEVICES", "0"),)).spec(config, known)
-    resolved = resolve(spec.data, config, known, Progress())
+    vendors = registry.all_vendors(config)
+    spec = CallerRequest((("NVIDIA_VISIBLE_DEVICES", "0"),)).spec(config, vendors)
+    resolved = resolve(spec.data, config, vendors, Progress())
     assert resolved is not None
     root, state = str(folder.root), str(folder.state)
     before, mounts = snapshot(folder), mount_tracking.table(root)

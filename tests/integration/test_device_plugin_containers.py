@@ -211,7 +211,7 @@ def test_a_pod_without_granted_gpus_gets_none(
 # Other vendors' devices: a vendor, its variable and a resource of its.
 OTHERS = [
     *(
-        (name, next(iter(registry.KNOWN[name].VARIABLES)), sample.claim.resource)
+        (name, next(iter(registry.BUILT_IN[name].VARIABLES)), sample.claim.resource)
         for name, sample in SAMPLES.items()
     ),
     ("rebellions", "REBELLIONS_VISIBLE_DEVICES", "rebellions.ai/npu"),

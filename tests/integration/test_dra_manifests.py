@@ -62,12 +62,12 @@ def test_shipped_device_classes_match_the_vendors(
     shipped = {
         each["metadata"]["name"]: each["spec"] for each in documents if each["kind"] == CLASSES
     }
-    vendors = [name for name in registry.KNOWN if name != "nvidia"]
+    vendors = [name for name in registry.BUILT_IN if name != "nvidia"]
     found = [
-        (contract.load(registry.KNOWN[name]), paper.machine(name, tmp_path / name))
+        (contract.load(registry.BUILT_IN[name]), paper.machine(name, tmp_path / name))
         for name in vendors
     ]
-    found.append((contract.load(registry.KNOWN["nvidia"]), machines.machine(machines.gpu(0, 3))))
+    found.append((contract.load(registry.BUILT_IN["nvidia"]), machines.machine(machines.gpu(0, 3))))
     made, _ = dra.objects(found, dra.Choices("n1"), Config())
     printed = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == CLASSES}
     assert {*shipped} == {*printed}

@@ -339,7 +339,7 @@ def test_pods_are_scheduled_only_to_nodes_with_accelerators_by_label(tmp_path: P
         pod = pod_of(document)
         terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         labels = [each["matchExpressions"][0]["key"] for each in terms["nodeSelectorTerms"]]
-        every = [cluster.of(names).node_labels() for names in registry.KNOWN.values()]
+        every = [cluster.of(names).node_labels() for names in registry.BUILT_IN.values()]
         assert {*labels} == {"gpuhook.io/node"}.union(*every)
         assert all(each.keys() == {"key", "operator"} for each in pod["tolerations"])
     assert [each for each in rendered("--set-json=nodeLabels=[]") if "affinity" in str(each)] == []
@@ -347,11 +347,11 @@ def test_pods_are_scheduled_only_to_nodes_with_accelerators_by_label(tmp_path: P
 
 def test_taints_of_all_vendors_resources_are_tolerated(tmp_path: Path) -> None:
     found = [
-        (contract.load(registry.KNOWN[name]), paper.machine(name, tmp_path / name))
-        for name in registry.KNOWN
+        (contract.load(registry.BUILT_IN[name]), paper.machine(name, tmp_path / name))
+        for name in registry.BUILT_IN
         if name != "nvidia"
     ]
-    found.append((contract.load(registry.KNOWN["nvidia"]), machines.machine(machines.gpu(0, 0))))
+    found.append((contract.load(registry.BUILT_IN["nvidia"]), machines.machine(machines.gpu(0, 0))))
     state, _ = resources(found, plugin_settings.settings_of(), Config(), {}, {})
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert {each.name for each in state.resources} <= {

@@ -22,7 +22,7 @@ KNOW = """
 
 from gpuhook.vendors.acme import names as acme
 
-KNOWN[acme.NAME] = complete(acme)
+BUILT_IN[acme.NAME] = complete(acme)
 """
 ASK = "ACME_VISIBLE_DEVICES"
 

@@ -36,7 +36,7 @@ class NodesOnPaper(Tree):
 def simulated(root: Path, config: Config, name: str, count: int, **settings: str) -> NodesOnPaper:
     """Return a simulated machine with a declared vendor's devices; its nodes are on paper."""
     tree = NodesOnPaper(str(root))
-    simulates = simulator(registry.known(config)[name])
+    simulates = simulator(registry.all_vendors(config)[name])
     assert simulates is not None
     simulates.simulate(tree, count, settings)
     return tree
@@ -45,5 +45,5 @@ def simulated(root: Path, config: Config, name: str, count: int, **settings: str
 def looked_at(root: Path, config: Config, name: str) -> Inventory:
     """Return what is found of a declared vendor below a driver root."""
     config.root = str(root)
-    found: Inventory = contract.load(registry.known(config)[name]).discover(config)
+    found: Inventory = contract.load(registry.all_vendors(config)[name]).discover(config)
     return found

@@ -57,7 +57,7 @@ class Device(NamedTuple):
     share: str
 
 
-class Known(NamedTuple):
+class DeviceHealth(NamedTuple):
     """State of a device."""
 
     health: int
@@ -77,7 +77,7 @@ class Plugin:
     channel: Any
     service: str
     gone: bool = False
-    devices: dict[tuple[str, str], Known] = field(default_factory=dict)
+    devices: dict[tuple[str, str], DeviceHealth] = field(default_factory=dict)
     lists: int = 0
 
     def call(self, method: str, request: bytes, timeout: float = DEADLINE_S) -> bytes:
@@ -189,7 +189,7 @@ class DraKubelet:
                         numbers = (wire.integer(each, number) for number in (3, 4))
                         key = wire.string(device, 1), wire.string(device, 2)
                         health = wire.integer(each, 2)
-                        found[key] = Known(health, wire.string(each, 5), *numbers)
+                        found[key] = DeviceHealth(health, wire.string(each, 5), *numbers)
                     with self._changed:
                         plugin.devices, plugin.lists = found, plugin.lists + 1
                         self._changed.notify_all()

@@ -23,7 +23,7 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             kind = DriverError if vendor is failing else NoDriverError
             raise kind(f"{vendor.names.TITLE}?", "Mend it")
 
-        for names in registry.KNOWN.values():
+        for names in registry.BUILT_IN.values():
             monkeypatch.setattr(type(contract.load(names)), "discover", look)
 
     return have

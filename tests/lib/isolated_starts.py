@@ -12,14 +12,14 @@ sys.path.append(sys.argv[1])
 from gpuhook.base.config.model import Config
 from gpuhook.base.errors import GpuhookError
 from gpuhook.core.resolve import resolve
-from gpuhook.vendors.registry import known
+from gpuhook.vendors.registry import all_vendors
 config = Config()
 config.state_dir, root, *env = sys.argv[2:]
 config.driver_root = "/nonexistent"
 config.driver_roots = (root,)
 spec = {{"process": {{"env": env}}, "linux": {{"namespaces": [{{"type": "mount"}}]}}}}
 try:
-    found = resolve(spec, config, known(config), save=False)
+    found = resolve(spec, config, all_vendors(config), save=False)
     print(*(found.ids if found else ()))
 except GpuhookError as error:
     print("refused:", error)

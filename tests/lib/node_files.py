@@ -24,7 +24,7 @@ class Machine(NodesOnPaper):
         self.vendor = vendor
         self.place = root
         words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
-        simulates = simulator(registry.KNOWN[vendor])
+        simulates = simulator(registry.BUILT_IN[vendor])
         assert simulates is not None
         self.lines = list(simulates.simulate(self, count, words))
 
@@ -39,7 +39,7 @@ class Machine(NodesOnPaper):
 
     def look(self) -> Any:
         """Return what discover finds."""
-        discover = import_module(f"{package(registry.KNOWN[self.vendor])}.discover")
+        discover = import_module(f"{package(registry.BUILT_IN[self.vendor])}.discover")
         nodes = self.nodes
 
         def known(path: str, status: object, inside: str = "") -> DeviceNode | None:

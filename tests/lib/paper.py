@@ -50,8 +50,8 @@ def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inve
 
     ``settings`` are the simulator's, with _ for each - of their names.
     """
-    simulator = simulator_of(registry.KNOWN[vendor])
-    discoverer = importlib.import_module(f"{package(registry.KNOWN[vendor])}.discover")
+    simulator = simulator_of(registry.BUILT_IN[vendor])
+    discoverer = importlib.import_module(f"{package(registry.BUILT_IN[vendor])}.discover")
     assert simulator is not None
     words = {name.replace("_", "-"): str(value) for name, value in settings.items()}
     return simulated(simulator, discoverer, root, count, words)

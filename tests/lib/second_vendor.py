@@ -44,7 +44,7 @@ def know(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
     # A table of its own: what is deleted from the real one comes back in another order.
     monkeypatch.setattr(
-        registry, "KNOWN", {nvidia.NAME: nvidia, "acme": registry.complete(part("names"))}
+        registry, "BUILT_IN", {nvidia.NAME: nvidia, "acme": registry.complete(part("names"))}
     )
 
 

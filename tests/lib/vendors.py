@@ -80,10 +80,10 @@ def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
         places.append(str(folder / part))
     importlib.invalidate_caches()
     try:
-        registry.KNOWN[name] = registry.complete(importlib.import_module(f"{name}.names"))
+        registry.BUILT_IN[name] = registry.complete(importlib.import_module(f"{name}.names"))
         yield
     finally:
-        registry.KNOWN.pop(name, None)
+        registry.BUILT_IN.pop(name, None)
         sys.path.remove(str(folder))
         for part, places in paths.items():
             places.remove(str(folder / part))

@@ -25,7 +25,7 @@ from command_lines import commands
 from gpuhook.base import errors
 from gpuhook.base.config.model import FEATURE_PREFIX, FEATURES, KEYS
 from gpuhook.tools.cli import cli
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -115,7 +115,7 @@ def test_links_in_the_docs_lead_to_existing_files(path: Path) -> None:
     assert [target for target in targets if not target.exists()] == []
 
 
-@pytest.mark.parametrize("names", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("names", BUILT_IN.values(), ids=BUILT_IN)
 def test_every_vendor_is_described_in_the_docs(names: ModuleType) -> None:
     """Its variables are in the table of all, and on a page of its own that support names."""
     docs = REPOSITORY / "docs"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 SOURCES = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCES / "gpuhook"
@@ -235,7 +235,7 @@ NVIDIA = "gpuhook.vendors.nvidia"
 SPEC = "gpuhook._start, gpuhook.runtime_shim, gpuhook.core.edit, gpuhook.vendors.registry"
 CHOICE = f"gpuhook.core.inventory.cache, gpuhook.core.inventory.selection, {NVIDIA}.vendor"
 ACCESS = "gpuhook.base.cgroup.access, gpuhook.prefork.hook_worker"
-VENDORS = {f"vendors.{name}" for name in KNOWN}
+VENDORS = {f"vendors.{name}" for name in BUILT_IN}
 CDI_HOOK = f"gpuhook._start, gpuhook.cdi_hook, gpuhook.core.cdi.hook, {CHOICE}, gpuhook.inject"
 STARTS = {
     "runtime, no GPU": Start(SPEC, 20, JSON),

@@ -29,7 +29,7 @@ def settle(node: Node) -> None:
     text = before if given is None else given
     for key, value in map(parse_assignment, node.settings):
         text = text if key in said else set_value(text or "", key, value)
-    registry.known(loads(text or ""))  # what a setting says of vendors, only they know
+    registry.all_vendors(loads(text or ""))  # what a setting says of vendors, only they know
     now = text_of(node.settings_file)
     record = {
         "before": before,

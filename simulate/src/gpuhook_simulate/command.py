@@ -338,7 +338,7 @@ def _of_another(
     root: str, vendor: str, count: int, words: tuple[str, ...], config: Config
 ) -> list[str]:
     """Build another vendor's root; return lines about the devices."""
-    vendors = registry.known(config)
+    vendors = registry.all_vendors(config)
     names = vendors.get(vendor)
     if names is None:
         known = ", ".join(vendors)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpuhook.core.request.reader import Request, RequestReader
 
     # A vendor's name -> its names (vendors/NAME/names.py), in the order in which they are served.
-    Known = Mapping[str, ModuleType]
+    VendorRegistry = Mapping[str, ModuleType]
 
 # Of names.py; a vendor without them has none.
 OPTIONAL_NAMES = frozenset({"MEMORY_VARIABLES", "MEMORY_ANNOTATIONS"})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.cdi.parse_cache import Documents
-    from gpuhook.core.contract import Known
+    from gpuhook.core.contract import VendorRegistry
     from gpuhook.core.inventory.model import Inventory
     from gpuhook.core.resolve import Allocation
 
@@ -71,7 +71,7 @@ class EditResult:
 def edit(
     spec: "Spec",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     folder: str,
     *,
     has_worker: bool = False,
@@ -82,18 +82,18 @@ def edit(
 ) -> EditResult | None:
     """Return a spec edited for its devices; None if it gets none.
 
-    ``known`` are all vendors. ``folder`` contains gpuhook-prestart. ``has_worker`` says whether a
+    ``vendors`` are all vendors. ``folder`` contains gpuhook-prestart. ``has_worker`` says whether a
     worker may do the work of a CDI spec's hook; gpuhook-prestart's task doesn't depend on it.
     ``inventories``, by vendor, are known to match the host; ``documents`` are CDI specs that were
     read before. ``container`` is the container's id, "" if unknown. ``starter`` is the process that
     is, or becomes, the low-level runtime: free devices are chosen for it.
     """
     resolved = resolve(
-        spec.data, config, known,
+        spec.data, config, vendors,
         container=container, inventories=inventories, starter=starter, path=spec.path,
     )  # fmt: skip
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
-        return _edit_without_devices(spec, resolved, config, known, folder, inventories)
+        return _edit_without_devices(spec, resolved, config, vendors, folder, inventories)
     spec.require_mount_namespace()
     if resolved.start is not None and resolved.start.former:
         spec = _without_nodes(spec, resolved.start.former)
@@ -117,7 +117,7 @@ def edit(
             task = HookTask(edited, resolved, "")
             if has_hook(edited):  # protects: second-hook
                 task = None
-    edited = _take(edited, resolved, config, known, folder, way, inventories)
+    edited = _take(edited, resolved, config, vendors, folder, way, inventories)
     log.edited(spec.path, way, (*resolved.ids, *resolved.cdi_devices), config)
     return EditResult(edited, config, folder, task, place)
 
@@ -126,7 +126,7 @@ def _edit_without_devices(
     spec: "Spec",
     resolved: "Allocation | None",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     folder: str,
     inventories: "Mapping[str, Inventory] | None",
 ) -> EditResult | None:
@@ -137,13 +137,13 @@ def _edit_without_devices(
     if resolved is not None:
         log.without(spec.path, resolved.absent, config)
     # protects: engines-lease
-    edited = _take(spec, resolved, config, known, folder, "", inventories)
+    edited = _take(spec, resolved, config, vendors, folder, "", inventories)
     if config.raises_resource_limits:
         from gpuhook.core import resource_limits  # noqa: PLC0415 - only where it is configured
 
         edited = (
             resource_limits.apply(edited, config)
-            if resource_limits.has_devices(spec, known)
+            if resource_limits.has_devices(spec, vendors)
             else edited
         )
     return None if edited is spec else EditResult(edited, config, folder)
@@ -153,7 +153,7 @@ def _take(
     spec: "Spec",
     resolved: "Allocation | None",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     folder: str,
     way: str,
     inventories: "Mapping[str, Inventory] | None",
@@ -162,7 +162,7 @@ def _take(
 
     Raises as ``_needs_hook``. In mode ``hook``, the injecting hook does this as well.
     """
-    needed = _needs_hook(spec, resolved, config, known, inventories) or _lacks_record(
+    needed = _needs_hook(spec, resolved, config, vendors, inventories) or _lacks_record(
         spec, resolved
     )
     if not needed or way == "hook":
@@ -178,7 +178,7 @@ def _lacks_record(spec: "Spec", resolved: "Allocation | None") -> bool:
     return all(hook_name(hook) != names.CDI_HOOK for hook in hooks)
 
 
-def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
+def check_restored(spec: "Spec", config: "Config", vendors: "VendorRegistry") -> None:
     """Refuse to restore a container with limited, shared or exclusive devices from a checkpoint.
 
     Nothing is edited for such a container, so no hook of ours runs before its program continues.
@@ -187,13 +187,13 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
     """
     gated = config.gate  # protects: restored-gate
     ruled = gated or config.exclusive or config.mps_devices or config.limits_memory
-    if not (ruled or sets_memory_limit(spec.data, known)):
+    if not (ruled or sets_memory_limit(spec.data, vendors)):
         return
-    resolved = resolve(spec.data, config, known, starter=0)
+    resolved = resolve(spec.data, config, vendors, starter=0)
     grants = resolved.grants if resolved is not None else ()
     # protects: restored-shared
     shared = any(grant.vendor.only_by_runtime(grant, config) for grant in grants)
-    if _needs_hook(spec, resolved, config, known) or shared:  # protects: restored-limits
+    if _needs_hook(spec, resolved, config, vendors) or shared:  # protects: restored-limits
         raise MemoryLimitError(
             "The container has devices that are limited, shared or exclusive, which gpuhook can "
             "enforce when a container is created, but not when one is restored from a checkpoint",
@@ -201,16 +201,16 @@ def check_restored(spec: "Spec", config: "Config", known: "Known") -> None:
         )
 
 
-def check_other_config(spec: "Spec", config: "Config", known: "Known") -> None:
+def check_other_config(spec: "Spec", config: "Config", vendors: "VendorRegistry") -> None:
     """Refuse a container with devices whose config.json isn't its bundle's (crun's --config).
 
     Hooks only receive the bundle, and would read another config.json. Raises SpecError, or the
     error of a start that would be refused as well.
     """
-    resolved = resolve(spec.data, config, known, starter=0)
+    resolved = resolve(spec.data, config, vendors, starter=0)
     asks = resolved is not None and (resolved.grants or resolved.cdi_devices)
     # protects: other-config
-    if asks or _needs_hook(spec, resolved, config, known):
+    if asks or _needs_hook(spec, resolved, config, vendors):
         raise SpecError(
             f"The container requests devices in {spec.path}, which isn't its bundle's config.json "
             "(--config), and hooks find no other",
@@ -222,7 +222,7 @@ def _needs_hook(
     spec: "Spec",
     resolved: "Allocation | None",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     inventories: "Mapping[str, Inventory] | None" = None,
 ) -> bool:
     """Return whether devices of the container are limited or exclusive.
@@ -230,11 +230,11 @@ def _needs_hook(
     HeldError if another container uses an exclusive one now, MemoryLimitError for an impossible
     limit, RequestError for a device that the engine adds and that only gpuhook may add.
     """
-    needed = find_memory_limits(spec, config, known, resolved, inventories) is not None
+    needed = find_memory_limits(spec, config, vendors, resolved, inventories) is not None
     if config.exclusive:
         from gpuhook.core.records import exclusive_request  # noqa: PLC0415 - rarely configured
 
-        needed = exclusive_request.check(spec, resolved, known, config) or needed
+        needed = exclusive_request.check(spec, resolved, vendors, config) or needed
     return needed
 
 
@@ -265,7 +265,7 @@ def _apply_documents(
     from gpuhook.core.cdi import worker_mounts  # noqa: PLC0415 - only with a worker
 
     edited, place, kind = worker_mounts.apply_to_spec(
-        spec, edits, resolved.cdi_devices, resolved.known, config, folder
+        spec, edits, resolved.cdi_devices, resolved.vendors, config, folder
     )
     return edited, HookTask(edited, resolved, kind) if kind else None, place
 

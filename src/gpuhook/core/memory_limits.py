@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
     from gpuhook.base.sizes import Size
-    from gpuhook.core.contract import Grant, Known, Vendor
+    from gpuhook.core.contract import Grant, Vendor, VendorRegistry
     from gpuhook.core.inventory.model import Device, Inventory
     from gpuhook.core.memory_limiter import MemoryLimiter, Use
     from gpuhook.core.request.memory_settings import MemorySetting, MemorySettings
@@ -137,7 +137,7 @@ class MemoryLimits:
 def recorded(
     entries: "Iterable[dict[str, Any]]",
     inventories: "Iterable[Inventory]",
-    known: "Known",
+    vendors: "VendorRegistry",
     config: "Config",
 ) -> MemoryLimits | None:
     """Return the recorded limits of a container, None if there are none.
@@ -158,7 +158,7 @@ def recorded(
                 "The container has a limit for a device that this host no longer has",
                 "Start the container again",
             )
-        granted = _grant(contract.load(known[name]), inventory, devices)
+        granted = _grant(contract.load(vendors[name]), inventory, devices)
         limiter = granted.vendor.memory_limiter(granted, config)
         operations = [
             LimitMemory(granted, device, wanted[device.id], limiter.means(device), "its record")
@@ -171,7 +171,7 @@ def recorded(
 def find(
     spec: "Spec",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     asked: "Sequence[Grant]",
     inventories: "Mapping[str, Inventory]",
 ) -> MemoryLimits | None:
@@ -179,15 +179,15 @@ def find(
 
     ``asked`` are the grants of what it requests from gpuhook.
     """
-    others = _given_by_others(spec, config, known, asked, inventories)
+    others = _given_by_others(spec, config, vendors, asked, inventories)
     for grant in others:  # protects: given-by-others
         contract.check_others(grant, config)
     every = [*asked, *others]
     grants = [grant for grant in every if grant.devices]
     if not grants:
         return None
-    vendors = {grant.vendor.names.NAME: grant.vendor.names for grant in grants}
-    said = words.read(SpecReader(spec.data, config), vendors.values())
+    granting = {grant.vendor.names.NAME: grant.vendor.names for grant in grants}
+    said = words.read(SpecReader(spec.data, config), granting.values())
     limits = of_grants(grants, said, config)
     imposed = config.limits_memory or said.imposed  # protects: limit-imposed
     if limits is not None and imposed and not is_privileged(spec.data):
@@ -339,7 +339,7 @@ def _matches(grant: "Grant", name: str, source: str) -> "list[Device]":
 def _given_by_others(
     spec: "Spec",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     asked: "Sequence[Grant]",
     inventories: "Mapping[str, Inventory]",
 ) -> "list[Grant]":
@@ -359,7 +359,7 @@ def _given_by_others(
     explained = {node.numbers for each in asked for node in each.inventory.nodes}
     found: list[Grant] = []
     failed: DriverError | None = None
-    for names in known.values() if has or opened else ():
+    for names in vendors.values() if has or opened else ():
         vendor = contract.load(names)
         try:
             inventory = inventories.get(names.NAME) or cache.get_inventory(config, vendor)

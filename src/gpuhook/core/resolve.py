@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.base.oci.process import EnvironmentSetting
     from gpuhook.base.oci.spec import Spec
-    from gpuhook.core.contract import Grant, Known, Vendor
+    from gpuhook.core.contract import Grant, Vendor, VendorRegistry
     from gpuhook.core.inventory.model import Device, Inventory
     from gpuhook.core.memory_limits import MemoryLimits
     from gpuhook.core.plan.image import Examine
@@ -57,14 +57,14 @@ class Allocation:
         self,
         grants: "list[Grant]",
         config: "Config",
-        known: "Known",
+        vendors: "VendorRegistry",
         absent: tuple[str, ...] = (),
         cdi_devices: tuple[str, ...] = (),
         chosen: tuple[str, ...] = (),
         start: "ChoiceContext | None" = None,
     ) -> None:
         self.grants = grants
-        self.known = known
+        self.vendors = vendors
         self.absent = absent
         self.cdi_devices = cdi_devices
         self.chosen = chosen
@@ -115,7 +115,7 @@ class Allocation:
 def resolve(
     spec: "dict[str, Any]",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     progress: Progress | None = None,
     *,
     container: str = "",
@@ -128,7 +128,7 @@ def resolve(
 ) -> Allocation | None:
     """Return how a container's requests are met, None if it requests nothing.
 
-    ``known`` are all vendors. Raises the GpuhookError of the step that failed;
+    ``vendors`` are all vendors. Raises the GpuhookError of the step that failed;
     ``progress`` holds the steps before it. With ``save`` off, a new inventory isn't
     saved. ``inventories``, by vendor, are known to be current. ``container`` is the
     container's id, "" if unknown: if the node has a gate, its verdict decides which
@@ -140,7 +140,7 @@ def resolve(
     ``any_is_all`` they are all devices, of which the caller picks.
     """
     progress = progress or Progress()
-    asked, cdi_devices = _asked(spec, config, known, progress, inventories or {})
+    asked, cdi_devices = _asked(spec, config, vendors, progress, inventories or {})
     if not asked and not cdi_devices:
         return None
     verdict = _verdict(config, container, asked, cdi_devices) if config.gate else None
@@ -168,10 +168,10 @@ def resolve(
     for grant in grants:
         grant.vendor.check(grant)
     if any(is_any(name.rpartition("=")[2]) for name in cdi_devices):
-        cdi_devices = chooser.documents(cdi_devices, known, progress.requests, inventories or {})
+        cdi_devices = chooser.documents(cdi_devices, vendors, progress.requests, inventories or {})
     causes = tuple(error.cause for error in absent)
     chosen = tuple(chooser.chosen)
-    return Allocation(grants, config, known, causes, cdi_devices, chosen, chooser.start)
+    return Allocation(grants, config, vendors, causes, cdi_devices, chosen, chooser.start)
 
 
 def _inventory(config: "Config", vendor: "Vendor", *, save: bool) -> "Inventory":
@@ -240,7 +240,7 @@ class _Chooser:
     def documents(
         self,
         names: tuple[str, ...],
-        known: "Known",
+        vendors: "VendorRegistry",
         requests: "Sequence[Request]",
         inventories: "Mapping[str, Inventory]",
     ) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ class _Chooser:
         from gpuhook.core.records import choice  # noqa: PLC0415 - as in _choose
 
         found: list[str] = []
-        served = {each.KIND: each for each in known.values()}
+        served = {each.KIND: each for each in vendors.values()}
         for name in names:
             kind, _, device = name.partition("=")
             if not is_any(device) or kind not in served:
@@ -283,7 +283,7 @@ def _verdict(
 def find_memory_limits(
     spec: "Spec",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     resolved: Allocation | None,
     inventories: "Mapping[str, Inventory] | None" = None,
     *,
@@ -296,21 +296,23 @@ def find_memory_limits(
     gives and only gpu-py may give. ``inventories`` as for ``resolve``; ``given`` are further
     devices, which aren't in its config.json.
     """
-    if not (config.limits_memory or config.mps_devices or sets_memory_limit(spec.data, known)):
+    if not (config.limits_memory or config.mps_devices or sets_memory_limit(spec.data, vendors)):
         return None
     from gpuhook.core import memory_limits as found  # noqa: PLC0415 - few containers have any
 
     grants = resolved.grants if resolved is not None else ()
-    return found.find(spec, config, known, (*grants, *given), inventories or {})
+    return found.find(spec, config, vendors, (*grants, *given), inventories or {})
 
 
-def sets_memory_limit(spec: "dict[str, Any]", known: "Known") -> bool:
+def sets_memory_limit(spec: "dict[str, Any]", vendors: "VendorRegistry") -> bool:
     """Tell whether a container sets a memory limit; its spec may have any shape."""
     process, annotations = spec.get("process"), spec.get("annotations")
     env = process.get("env") if isinstance(process, dict) else None
-    variables = [word for each in known.values() for word in getattr(each, "MEMORY_VARIABLES", ())]
+    variables = [
+        word for each in vendors.values() for word in getattr(each, "MEMORY_VARIABLES", ())
+    ]
     starts = tuple(f"{name}=" for name in (common.MEMORY_VARIABLE, *variables))
-    ends = [end for each in known.values() for end in getattr(each, "MEMORY_ANNOTATIONS", ())[1:]]
+    ends = [end for each in vendors.values() for end in getattr(each, "MEMORY_ANNOTATIONS", ())[1:]]
     keys = (common.MEMORY_ANNOTATION, *ends)
     mounts = spec.get("mounts")
     return (
@@ -329,25 +331,25 @@ def sets_memory_limit(spec: "dict[str, Any]", known: "Known") -> bool:
 def _asked(
     spec: "dict[str, Any]",
     config: "Config",
-    known: "Known",
+    vendors: "VendorRegistry",
     progress: Progress,
     inventories: "Mapping[str, Inventory]",
 ) -> "tuple[VendorRequests, tuple[str, ...]]":
     """Return the vendors of requested devices, and the CDI devices of specs."""
     reader = SpecReader(spec, config)
     asked: dict[str, tuple[Vendor, Request]] = {}
-    for names in known.values():
+    for names in vendors.values():
         if reader.asks(names):
-            vendor, request = _read(reader, names, (), known, progress)
+            vendor, request = _read(reader, names, (), vendors, progress)
             by_mounts = request.source == "volume-mounts"
             if by_mounts and reader.env.get(names.VOID, "").lower() == "void":
                 request = _beside_cdi(request, reader, vendor, inventories)
             asked[names.NAME] = vendor, request
     every = dict.fromkeys(name for _, request in asked.values() for name in request.cdi_devices)
-    for names in known.values() if every and config.mode != "cdi" else ():
+    for names in vendors.values() if every and config.mode != "cdi" else ():
         ours = tuple(name for name in every if name.startswith(f"{names.KIND}="))
         if ours:
-            asked[names.NAME] = _read(reader, names, ours, known, progress)
+            asked[names.NAME] = _read(reader, names, ours, vendors, progress)
             for name in ours:
                 del every[name]
     progress.requests = [request for _, request in asked.values()]
@@ -359,7 +361,7 @@ def _read(
     reader: SpecReader,
     names: "ModuleType",
     more: tuple[str, ...],
-    known: "Known",
+    vendors: "VendorRegistry",
     progress: Progress,
 ) -> "tuple[Vendor, Request]":
     """Return a vendor and the request to it; ``more`` are names from other sources."""
@@ -367,7 +369,7 @@ def _read(
     try:
         request = reader.read(names, vendor, more)
         if request.cdi_devices:
-            check_kinds(request, known.values(), reader.config)  # protects: kinds
+            check_kinds(request, vendors.values(), reader.config)  # protects: kinds
     except RequestError as error:
         progress.requests.append(error.request)
         raise

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
-    from gpuhook.core.contract import Known
+    from gpuhook.core.contract import VendorRegistry
 
 SECTION = "[gpuhook.containers]"
 UNLIMITED = "unlimited"
@@ -121,14 +121,14 @@ def _merged(spec: "Spec", change: "dict[str, Any]") -> "dict[tuple[str, ...], An
     return {("process", "rlimits"): [*kept, change]}
 
 
-def has_devices(spec: "Spec", known: "Known") -> bool:
+def has_devices(spec: "Spec", vendors: "VendorRegistry") -> bool:
     """Tell whether an engine has given a container devices by a CDI spec.
 
     Such specs set a vendor's variable to void.
     """
     process = spec.data.get("process")
     env = process.get("env") if isinstance(process, dict) else None
-    void = [f"{each.VOID}=void" for each in known.values() if each.VOID]
+    void = [f"{each.VOID}=void" for each in vendors.values() if each.VOID]
     if not any(entry in void for entry in (env if isinstance(env, list) else ())):
         return False
     return any(major not in SYSTEM for major, _ in numbers(spec.data))

@@ -11,7 +11,7 @@ from gpuhook.base.errors import MetricsError, shown
 from gpuhook.base.host import files
 from gpuhook.metrics import vendor_parts
 from gpuhook.metrics.model import Accelerator, Container, SeriesOptions, Snapshot, Usage
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -265,7 +265,7 @@ def _of_cadvisor(snapshot: Snapshot) -> Iterator[Family]:
 
 def _of_makers(snapshot: Snapshot) -> Iterator[Family]:
     """Yield the series of the vendors' own exporters, under their names."""
-    for names in KNOWN.values():
+    for names in BUILT_IN.values():
         module = vendor_parts.exporter_series(names)
         for each in module.series(snapshot) if module is not None else ():
             family = Metric(each.name, each.about, each.kind)

@@ -41,9 +41,9 @@ def with_pods(
         answer = asking.ask(place)
     finally:
         asking.let_go()
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     of: list[tuple[str, Inventory, pods.Facts]]
-    of = [(known[each.vendor].KIND, each, {}) for each in inventories]
+    of = [(vendors[each.vendor].KIND, each, {}) for each in inventories]
     by_pod = pods.read((answer or {}).get("pods", ()), of)
     named = {each.id: each for each in pods.name(found, by_pod) if each.id}
     return [_named(each, named[each.name]) for each in containers], asking.problem

@@ -78,7 +78,7 @@ class HostDevices:
         self._linked = linked
         self._seen = {
             name: _PollResult(contract.load(names))
-            for name, names in registry.known(config).items()
+            for name, names in registry.all_vendors(config).items()
         }
 
     @property

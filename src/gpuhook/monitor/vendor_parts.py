@@ -134,7 +134,7 @@ links: VendorPart[Links] = VendorPart("monitor", "links")
 def part(package: str, names: ModuleType, what: str) -> Any:
     """Return the module ``what`` of a vendor's folder in a package, None without one.
 
-    ``names`` is the vendor's module in ``registry.known``. A module for several vendors has a
+    ``names`` is the vendor's module in ``registry.all_vendors``. A module for several vendors has a
     function ``of``, whose result for this vendor is used as the module. Errors that the module
     raises on import are passed on.
     """

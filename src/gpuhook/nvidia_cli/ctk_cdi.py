@@ -148,7 +148,11 @@ def generate(
     kind = _kind(vendor, device_class)
     hook = _hook(given["hook_path"])
     source = refreshing.source_of(
-        contract.load(registry.known(config)[NAME]), config, hook, write.oldest_reader(), save=False
+        contract.load(registry.all_vendors(config)[NAME]),
+        config,
+        hook,
+        write.oldest_reader(),
+        save=False,
     )
     selectors = tuple(each for each in ids if each != "none") or (ALL,)
     everything = not no_all_device and "none" not in ids

@@ -67,7 +67,7 @@ def config(
         for word in assignments:
             for assignment in _split(word):
                 text = _changed(text, assignment, set_list_separator)
-        registry.known(loads(text, path))
+        registry.all_vendors(loads(text, path))
         if in_place:
             save(path, text)
         else:

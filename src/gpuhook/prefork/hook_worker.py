@@ -121,11 +121,12 @@ def injection_of(
 
     ``inventories``, by vendor, are known to match the host.
     """
-    known = task.resolved.known
     if task.kind:
         from gpuhook import cdi_hook  # noqa: PLC0415 - only for CDI specs
 
-        return cdi_hook.of_kind(task.kind, task.spec, config, known, inventories or {})
+        return cdi_hook.of_kind(
+            task.kind, task.spec, config, task.resolved.vendors, inventories or {}
+        )
     from gpuhook.inject import Injection  # noqa: PLC0415 - only for requests of a GPU
 
     task.resolved.import_hook_modules()

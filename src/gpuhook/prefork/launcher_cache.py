@@ -61,7 +61,7 @@ def words(config: "Config") -> tuple[str, ...] | None:
         return None
     fixed = [
         trigger
-        for vendor in registry.known(config).values()
+        for vendor in registry.all_vendors(config).values()
         for trigger in (
             *vendor.VARIABLES,
             *vendor.LEGACY[:1],
@@ -81,7 +81,7 @@ def _shared(config: "Config") -> "list[str]":
     """
     if not config.mps_devices:
         return []
-    nvidia = registry.KNOWN["nvidia"]
+    nvidia = registry.BUILT_IN["nvidia"]
     return [*nvidia.DRIVER_WORDS, *map(str, nvidia.FIXED_MAJORS)]
 
 

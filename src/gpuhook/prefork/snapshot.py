@@ -13,7 +13,7 @@ from gpuhook.vendors import registry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpuhook.core.contract import Known
+    from gpuhook.core.contract import VendorRegistry
 
 
 class LoadedState:
@@ -33,8 +33,8 @@ class LoadedState:
         if not all(fingerprint.is_settled(each) for each in (launcher, program, *folders, *files)):
             raise OSError("our own files have just changed, maybe since they were imported")
         self.config = load(path)
-        self.known = registry.known(self.config)
-        self._loaded = _load_inventories(self.config, self.known)
+        self.vendors = registry.all_vendors(self.config)
+        self._loaded = _load_inventories(self.config, self.vendors)
         self.inventories = {name: each.inventory for name, each in self._loaded.items()}
         self.documents = parse_cache.Documents(self.config)
         if not self.is_same_in_detail():
@@ -58,14 +58,16 @@ class LoadedState:
         return True
 
 
-def _load_inventories(config: Config, known: "Known") -> dict[str, cache.LoadedInventory]:
+def _load_inventories(
+    config: Config, vendors: "VendorRegistry"
+) -> dict[str, cache.LoadedInventory]:
     """Return the inventories of the vendors that this host has, by vendor.
 
     GpuhookError if it has none. A vendor that appears later is found by ``resolve``.
     """
     found: dict[str, cache.LoadedInventory] = {}
     failures: list[GpuhookError] = []
-    for each in known.values():
+    for each in vendors.values():
         try:
             found[each.NAME] = _load_inventory(config, contract.load(each))
         except GpuhookError as error:

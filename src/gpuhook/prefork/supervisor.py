@@ -108,8 +108,8 @@ def _supervise(server: Server) -> None:
 
 def _import_all(config: Config) -> None:
     """Import all modules that a container may need, so that no worker imports any."""
-    known = registry.known(config).values()
-    for vendor in map(contract.load, known):
+    vendors = registry.all_vendors(config).values()
+    for vendor in map(contract.load, vendors):
         vendor.import_hook_modules()
         for name in vendor.optional_modules(config):
             __import__(name)

@@ -112,7 +112,7 @@ class Worker:
         spec = read_spec(f"{self._bundle}/config.json")
         state = self._state
         edited = edit(
-            spec, self._config, state.known, self._folder, has_worker=True,
+            spec, self._config, state.vendors, self._folder, has_worker=True,
             inventories=state.inventories, documents=state.documents, container=container,
             starter=launcher,
         )  # fmt: skip
@@ -147,7 +147,7 @@ class Worker:
 
     def _serve_hook(self, hook: int, kind: str) -> None:
         """Do the work of a CDI spec's hook, whether the engine or gpu-py applied the spec."""
-        vendor_names = {each.KIND: each for each in self._state.known.values()}[kind]
+        vendor_names = {each.KIND: each for each in self._state.vendors.values()}[kind]
         inventory = self._state.inventories[vendor_names.NAME]
         peer_check.check_hook(hook, ANSWER)
         if not self._is_same():

@@ -1,8 +1,8 @@
 """Registry of vendors.
 
-``KNOWN`` has the names of every vendor with code: only data, so that a container start imports
-nothing more of a vendor that it doesn't request. ``known`` returns those and the vendors that a
-configuration declares.
+``BUILT_IN`` has the names of every vendor with code: only data, so that a container start imports
+nothing more of a vendor that it doesn't request. ``all_vendors`` returns those and the vendors that
+a configuration declares.
 """
 
 from gpuhook.base.errors import ConfigError, shown
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from gpuhook.base.config.model import Config
-    from gpuhook.core.contract import Known
+    from gpuhook.core.contract import VendorRegistry
 
 
 # The folders of the vendors with code, in the order in which they are served.
@@ -40,32 +40,32 @@ def complete(names: "ModuleType") -> "ModuleType":
 
 
 # A vendor's name -> its names (vendors/NAME/names.py), in the order of VENDORS.
-KNOWN: "dict[str, ModuleType]" = {
+BUILT_IN: "dict[str, ModuleType]" = {
     name: complete(__import__(f"gpuhook.vendors.{name}.names", fromlist=["NAME"]))
     for name in VENDORS
 }
 
 
-def known(config: "Config") -> "Known":
-    """Return the names of every vendor: those of KNOWN, and those declared in config.toml.
+def all_vendors(config: "Config") -> "VendorRegistry":
+    """Return the names of every vendor: those of BUILT_IN, and those declared in config.toml.
 
-    If a declared vendor uses the variable of one of KNOWN, the variable is only for the declared
-    one. ConfigError if a declared one has the name or the kind of one of KNOWN, or if
+    If a declared vendor uses the variable of one of BUILT_IN, the variable is only for the declared
+    one. ConfigError if a declared one has the name or the kind of one of BUILT_IN, or if
     swarm-resource names an unknown vendor.
     """
-    found = _with_declared(config) if config.vendors else KNOWN
+    found = _with_declared(config) if config.vendors else BUILT_IN
     if "=" in config.swarm_resource:
         _check_swarm(config, found)
     return found
 
 
-def _with_declared(config: "Config") -> "Known":
+def _with_declared(config: "Config") -> "VendorRegistry":
     from gpuhook.vendors.declared.names import names_of, without  # noqa: PLC0415 - rarely used
 
     given_away = [table.variable for table in config.vendors]
-    found = {name: without(names, given_away) for name, names in KNOWN.items()}
+    found = {name: without(names, given_away) for name, names in BUILT_IN.items()}
     for table in config.vendors:
-        for names in KNOWN.values():
+        for names in BUILT_IN.values():
             for word in {table.name, table.kind} & {names.NAME, names.KIND}:
                 raise ConfigError(
                     f"{config.path or 'The configuration'} declares the vendor {table.name}, and "
@@ -76,7 +76,7 @@ def _with_declared(config: "Config") -> "Known":
     return found
 
 
-def _check_swarm(config: "Config", found: "Known") -> None:
+def _check_swarm(config: "Config", found: "VendorRegistry") -> None:
     """Refuse a swarm-resource variable of an unknown vendor: it would have no effect."""
     for vendor, _ in swarm_variables(config.swarm_resource):
         if vendor and vendor not in found:

@@ -15,7 +15,7 @@ def _sample(name: str) -> Sample:
     return found
 
 
-SAMPLES = {name: _sample(name) for name in registry.KNOWN if name != "nvidia"}
+SAMPLES = {name: _sample(name) for name in registry.BUILT_IN if name != "nvidia"}
 
 
 def rows(field: str) -> list[tuple[str, object]]:

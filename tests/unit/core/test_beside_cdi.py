@@ -13,7 +13,7 @@ from gpuhook.core.inventory.model import Device, Inventory
 from gpuhook.core.request.sources import SOURCE, memory_limit_place
 from gpuhook.vendors import registry
 
-VENDORS = [name for name, names in registry.KNOWN.items() if names.MOUNTS and names.VOID]
+VENDORS = [name for name, names in registry.BUILT_IN.items() if names.MOUNTS and names.VOID]
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 MODES = [f'[nvidia-container-runtime]\nmode = "{mode}"\n' for mode in ("hook", "spec", "cdi")]
 
@@ -38,7 +38,7 @@ def given(
     inventory: Inventory, env: str, nodes: list[dict[str, Any]], config: Config, place: str = ""
 ) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """Return the ids of a container's devices, and what is ignored of its request."""
-    names = registry.KNOWN[inventory.vendor]
+    names = registry.BUILT_IN[inventory.vendor]
     wanted = inventory.devices[1]
     place = place or f"{names.MOUNTS}/{wanted.label}"
     spec = {
@@ -48,7 +48,7 @@ def given(
     }
     progress = resolve.Progress()
     found = resolve.resolve(
-        spec, config, registry.KNOWN, progress, inventories={inventory.vendor: inventory}
+        spec, config, registry.BUILT_IN, progress, inventories={inventory.vendor: inventory}
     )
     ignored = [pair for request in progress.requests for pair in request.ignored]
     return (found.ids if found else ()), ignored
@@ -67,7 +67,7 @@ def test_mounts_add_no_devices_where_the_engine_gave_some_by_cdi(
 ) -> None:
     inventory = inventory_of(vendor, tmp_path)
     by_engine = [node(inventory, inventory.devices[0])]
-    names, config = registry.KNOWN[vendor], loads(BY_MOUNTS + mode)
+    names, config = registry.BUILT_IN[vendor], loads(BY_MOUNTS + mode)
     reason = f"the engine has given the container {names.TITLE}'s devices by CDI"
     for name in ("", f"{names.MOUNTS}/cdi/{names.KIND}={inventory.devices[1].label}"):
         ids, ignored = given(inventory, word, by_engine, config, name)
@@ -90,13 +90,13 @@ def test_mounts_count_beside_device_nodes_without_void(vendor: str, tmp_path: Pa
     """A device plugin with that strategy may pass the nodes as well; its variable isn't void."""
     inventory = inventory_of(vendor, tmp_path)
     by_engine = [node(inventory, inventory.devices[1])]
-    ids, _ = given(inventory, registry.KNOWN[vendor].MOUNTS, by_engine, loads(BY_MOUNTS))
+    ids, _ = given(inventory, registry.BUILT_IN[vendor].MOUNTS, by_engine, loads(BY_MOUNTS))
     assert ids == (inventory.devices[1].id,)
 
 
 def test_a_mount_with_a_limit_adds_no_device_to_those_given_by_cdi(tmp_path: Path) -> None:
     inventory = inventory_of("nvidia", tmp_path)
-    place = memory_limit_place(registry.KNOWN["nvidia"].MOUNTS, "1", "8GiB", gives=True)
+    place = memory_limit_place(registry.BUILT_IN["nvidia"].MOUNTS, "1", "8GiB", gives=True)
     by_engine = [node(inventory, inventory.devices[0])]
     assert given(inventory, "void", by_engine, loads(BY_MOUNTS), place)[0] == ()
     assert given(inventory, "void", [], loads(BY_MOUNTS), place)[0] == (inventory.devices[1].id,)

@@ -20,7 +20,7 @@ from gpuhook.base.errors import GpuhookError
 from gpuhook.base.oci.spec import Spec
 from gpuhook.core import edit as editing
 from gpuhook.core.inventory.model import DeviceNode, Inventory
-from gpuhook.vendors.registry import known
+from gpuhook.vendors.registry import all_vendors
 
 # Values that are another text when they are written anew.
 ODD = (
@@ -245,7 +245,7 @@ def test_an_edit_returns_a_hook_worker_task_and_starts_no_process(
     config = settings_of("hook", bundle)
     before = children()
     found = editing.edit(
-        spec, config, known(config), str(bundle), has_worker=True, inventories=there
+        spec, config, all_vendors(config), str(bundle), has_worker=True, inventories=there
     )
     assert children() == before
     assert found is not None
@@ -266,7 +266,7 @@ def test_an_edit_without_an_added_hook_returns_no_task(
         config = settings_of(mode, bundle)
         spec = Spec(str(bundle / "config.json"), given_text)
         found = editing.edit(
-            spec, config, known(config), str(bundle), has_worker=True, inventories=there
+            spec, config, all_vendors(config), str(bundle), has_worker=True, inventories=there
         )
         assert found is not None
         assert found.task is None

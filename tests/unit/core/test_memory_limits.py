@@ -68,12 +68,12 @@ def found(
     """Return the limits of a container with these variables, and mounts of /dev/null."""
     config = config or Config()
     inventories = inventories or {"nvidia": nvidia()}
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     mounted = [{"source": "/dev/null", "destination": place} for place in mounts]
     data = {"process": {"env": env}, "mounts": mounted, "annotations": annotations or {}}
     spec = Spec("config.json", json.dumps(data))
-    resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
-    return resolve.find_memory_limits(spec, config, known, resolved, inventories)
+    resolved = resolve.resolve(spec.data, config, vendors, inventories=inventories)
+    return resolve.find_memory_limits(spec, config, vendors, resolved, inventories)
 
 
 def sizes(*env: str, **given: Any) -> dict[str, int]:
@@ -325,7 +325,7 @@ def test_a_malformed_limit_mount_is_refused(place: str, why: str) -> None:
 def test_a_limit_mount_for_all_covers_devices_of_every_source() -> None:
     config = Config()
     inventory = nvidia()
-    vendor = contract.load(registry.known(config)["nvidia"])
+    vendor = contract.load(registry.all_vendors(config)["nvidia"])
     grants = [
         contract.Grant(vendor, Request("nvidia"), inventory, (device,))
         for device in inventory.devices
@@ -375,11 +375,11 @@ def given(
 ) -> dict[str, int]:
     """Return the limits in GiB of a container that an engine gives devices, by device."""
     config = loads(text)
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     linux = {"devices": [*nodes], "resources": {"devices": [{"allow": False}, *rules]}}
     spec = Spec("config.json", json.dumps({"process": process or {}, "linux": linux}))
     inventories = inventories or {"nvidia": nvidia()}
-    limits = resolve.find_memory_limits(spec, config, known, None, inventories)
+    limits = resolve.find_memory_limits(spec, config, vendors, None, inventories)
     return {op.device: op.bytes // GIB for op in limits.operations} if limits else {}
 
 
@@ -523,11 +523,11 @@ def test_writable_cgroups_are_refused_with_an_administrators_limit(
 
     def limits(text: str, privileges: Any, *more: Any) -> MemoryLimits:
         config, inventories = loads(text), {"amd": AMD}
-        known = registry.known(config)
+        vendors = registry.all_vendors(config)
         data = {"process": {"env": env, **privileges}, "mounts": [*said, *more]}
         spec = Spec("config.json", json.dumps(data))
-        resolved = resolve.resolve(spec.data, config, known, inventories=inventories)
-        made = resolve.find_memory_limits(spec, config, known, resolved, inventories)
+        resolved = resolve.resolve(spec.data, config, vendors, inventories=inventories)
+        made = resolve.find_memory_limits(spec, config, vendors, resolved, inventories)
         assert made is not None
         return made
 
@@ -883,7 +883,7 @@ def test_a_limit_is_refused_for_a_vendor_without_memory_limits() -> None:
     with pytest.raises(MemoryLimitError, match="can't be limited"):
         found(
             "GPUHOOK_DEVICE_MEMORY=8GiB",
-            f"{next(iter(registry.KNOWN['intel_npu'].VARIABLES))}=0",
+            f"{next(iter(registry.BUILT_IN['intel_npu'].VARIABLES))}=0",
             intel_npu=inventory,
         )
 
@@ -892,7 +892,7 @@ def test_recorded_limits_are_restored_unless_the_device_is_missing(tree: Tree) -
     limits = amds()
     entries = limits.to_json()
     assert entries == [{"vendor": "amd", "device": "0", "id": "0000:03:00.0", "bytes": 8 * GIB}]
-    known, config = registry.KNOWN, Config()
+    known, config = registry.BUILT_IN, Config()
     again = limiting.recorded(entries, [AMD], known, config)
     assert again is not None
     again.set(-1)

@@ -160,7 +160,7 @@ def test_only_containers_with_devices_get_raised_limits(
     }
     config = loads(f'{SETTINGS}[nvidia-container-runtime]\nmode = "{mode}"\n')
     spec = Spec(str(tmp_path / "config.json"), json.dumps(data))
-    known = {"nvidia": registry.KNOWN["nvidia"]}
+    known = {"nvidia": registry.BUILT_IN["nvidia"]}
     inventories = {"nvidia": machine(gpu(0, 0))}
     found = edit.edit(spec, config, known, str(tmp_path), inventories=inventories)
     text = spec.text if found is None else found.finish().text

@@ -49,7 +49,11 @@ def write(config: Config, *places: int, names: tuple[str, ...] = (), container: 
 def given_to(config: Config, *env: str, container: str = ID, **more: Any) -> list[str]:
     spec = {"process": {"env": [*env]}, **more}
     found = resolve(
-        spec, config, registry.known(config), container=container, inventories={"nvidia": machine()}
+        spec,
+        config,
+        registry.all_vendors(config),
+        container=container,
+        inventories={"nvidia": machine()},
     )
     return [] if found is None else [*found.ids]
 
@@ -108,7 +112,9 @@ def test_devices_none_with_a_verdict_gives_the_driver_and_no_device(config: Conf
     write(config)
     spec = {"process": {"env": [f"{VARIABLE}=none"]}}
     inventories = {"nvidia": machine()}
-    found = resolve(spec, config, registry.known(config), container=ID, inventories=inventories)
+    found = resolve(
+        spec, config, registry.all_vendors(config), container=ID, inventories=inventories
+    )
     assert found is not None
     assert [grant.devices for grant in found.grants] == [()]
 
@@ -280,7 +286,7 @@ def test_a_start_without_a_container_id_is_refused(config: Config) -> None:
     spec = Spec("config.json", json.dumps({"process": {"env": [f"{VARIABLE}=0"]}}))
     write(config, 0)
     with pytest.raises(RequestError, match=WITHOUT):
-        edit.edit(spec, config, registry.known(config), "/none")
+        edit.edit(spec, config, registry.all_vendors(config), "/none")
 
 
 @pytest.mark.protects(
@@ -290,6 +296,6 @@ def test_a_container_restored_from_a_checkpoint_needs_a_verdict(config: Config) 
     spec = Spec("config.json", json.dumps({"process": {"env": [f"{VARIABLE}=0"]}}))
     write(config, 0)
     with pytest.raises(RequestError, match=WITHOUT):
-        edit.check_restored(spec, config, registry.known(config))
+        edit.check_restored(spec, config, registry.all_vendors(config))
     nothing = Spec("config.json", json.dumps({"process": {"env": ["A=1"]}}))
-    edit.check_restored(nothing, config, registry.known(config))
+    edit.check_restored(nothing, config, registry.all_vendors(config))

@@ -85,7 +85,7 @@ class Made:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    monkeypatch.setattr(registry, "KNOWN", {})
+    monkeypatch.setattr(registry, "BUILT_IN", {})
     monkeypatch.setattr(child, "_REAP", PATIENCE_S)  # a busy machine takes its time to end one
     machine_path = tmp_path / "driver.json"
     text = VENDOR.format(path=str(machine_path))

@@ -222,10 +222,10 @@ def test_hung_device_files_cost_one_timeout_and_their_device(made: Any) -> None:
 def test_a_vendors_files_are_read_by_a_child() -> None:
     observer = Observer(load("/dev/null"))
     for name in ("amd", "intel_gpu"):
-        asking = observer._asking(registry.KNOWN[name])
+        asking = observer._asking(registry.BUILT_IN[name])
         assert asking is not None
         assert isinstance(asking._module, FileTelemetry)
-    assert observer._asking(registry.KNOWN["neuron"]) is None
+    assert observer._asking(registry.BUILT_IN["neuron"]) is None
 
 
 @pytest.mark.protects(

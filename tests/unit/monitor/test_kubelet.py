@@ -85,7 +85,7 @@ def test_the_gate_knows_the_devices_of_init_containers(
     socket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise an init container that requests a device is refused, and its pod never starts."""
-    monkeypatch.setattr("gpuhook.monitor.telemetry.Telemetry", Asking)
+    monkeypatch.setattr("gpuhook.monitor.telemetry.TelemetryWorker", Asking)
     given = _gate(socket, Config())
     assert given("team", "pod", "main", "u1", 1.0) == [("nvidia.com/gpu", "GPU-1")]
     assert given("team", "pod", "first", "u1", 1.0) == FIRST

@@ -91,7 +91,7 @@ class Made:
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    monkeypatch.setattr(registry, "KNOWN", {})
+    monkeypatch.setattr(registry, "BUILT_IN", {})
     machine = Made(tmp_path)
     text = VENDOR.format(path=str(machine.path))
     with vendors.known(tmp_path / "packages", "made", vendor=text, links=LINKS):

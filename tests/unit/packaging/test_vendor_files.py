@@ -4,7 +4,7 @@ import pytest
 import vendor_files
 
 from gpuhook.cluster.vendors import cluster
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 
 @pytest.mark.parametrize("name", vendor_files.FILES)
@@ -17,7 +17,7 @@ def test_files_equal_the_output_of_vendor_files_py(name: str) -> None:
 def test_removing_a_vendor_shortens_every_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (vendor_files.PACKAGING / name).read_text()
     monkeypatch.setattr(
-        vendor_files, "KNOWN", {key: names for key, names in KNOWN.items() if key != "gaudi"}
+        vendor_files, "BUILT_IN", {key: names for key, names in BUILT_IN.items() if key != "gaudi"}
     )
     fewer = vendor_files.FILES[name](text)
     assert len(fewer) < len(text)
@@ -31,7 +31,7 @@ def test_a_missing_list_in_a_file_is_an_error() -> None:
 
 
 def test_node_labels_are_those_of_node_feature_discovery() -> None:
-    found = {name: cluster.of(names).node_labels() for name, names in KNOWN.items()}
+    found = {name: cluster.of(names).node_labels() for name, names in BUILT_IN.items()}
     assert found["nvidia"][1] == "feature.node.kubernetes.io/pci-0300_10de.present"
     assert found["nvidia"][0] == "feature.node.kubernetes.io/pci-10de.present"
     assert found["intel_npu"] == ["feature.node.kubernetes.io/pci-1200_8086.present"]

@@ -13,7 +13,7 @@ from build_launcher import NoCompilerError, build, check, table
 from gpuhook.base import names
 from gpuhook.base.config.model import Config
 from gpuhook.prefork import launcher_cache
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 LEAKS = """\
 #include "launcher.c"
@@ -33,7 +33,7 @@ def test_every_vendors_variables_are_trigger_strings() -> None:
     [line] = [each for each in table().splitlines() if "DEFAULT_TRIGGERS" in each]
     triggers = line.partition('"')[2].split("\\n")
     assert triggers[-2:] == [launcher_cache.END_MARKER, '"']
-    for vendor in KNOWN.values():
+    for vendor in BUILT_IN.values():
         memory = getattr(vendor, "MEMORY_VARIABLES", ())
         memory += getattr(vendor, "MEMORY_ANNOTATIONS", ())[1:]
         assert {*vendor.VARIABLES, *vendor.LEGACY[:1], *memory} <= set(triggers)

@@ -17,7 +17,7 @@ from gpuhook.core.inventory import fingerprint
 from gpuhook.prefork import instance, slots, snapshot, supervisor
 from gpuhook.prefork.server import Server, WorkerHandle
 from gpuhook.prefork.worker import ANSWERED, TAKEN
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 
 class Late:
@@ -157,7 +157,7 @@ DISCOVERY = {
     "gpuhook.base.cgroup.answers",
     "gpuhook.vendors.nvidia.driver_files",
     "gpuhook.vendors.nvidia.reach",
-    *(f"gpuhook.vendors.{name}.discover" for name in KNOWN),
+    *(f"gpuhook.vendors.{name}.discover" for name in BUILT_IN),
 }
 
 
@@ -195,7 +195,7 @@ def test_a_worker_imports_no_module_late() -> None:
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name for name in loaded if name.startswith("gpuhook.") and loaded[name] != "None"}
     assert {"gpuhook.core.plan.spec_edits", "gpuhook.inject"} <= ours
-    vendors = {f"gpuhook.vendors.{name}.vendor" for name in KNOWN}
+    vendors = {f"gpuhook.vendors.{name}.vendor" for name in BUILT_IN}
     assert vendors <= ours, "else it is not noticed when they are replaced"
     assert not MPS & ours, "who shares nothing pays nothing"
     missing = {

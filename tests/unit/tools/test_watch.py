@@ -23,7 +23,7 @@ from gpuhook.tools.watch import HostWatcher
 from gpuhook.vendors import registry
 
 BROKEN = "is there, and broken"
-EVERY = pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+EVERY = pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registry.BUILT_IN)
 
 
 class Machine:
@@ -170,9 +170,9 @@ def test_a_device_that_reappears_unchanged_is_reported(tmp_path: Path) -> None:
 
 
 def test_all_broken_drivers_are_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for names in registry.KNOWN.values():
+    for names in registry.BUILT_IN.values():
         answer(monkeypatch, names)
-    assert len(machine.look()) == len(registry.KNOWN)
+    assert len(machine.look()) == len(registry.BUILT_IN)
 
 
 def test_an_error_common_to_all_vendors_is_reported_once(machine: Machine) -> None:

@@ -31,10 +31,10 @@ VENDORS = [*SAMPLES]
 
 def ask(vendor: str, words: str) -> str:
     """Return a variable that asks for devices of a vendor."""
-    return f"{next(iter(registry.KNOWN[vendor].VARIABLES))}={words}"
+    return f"{next(iter(registry.BUILT_IN[vendor].VARIABLES))}={words}"
 
 
-@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+@pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registry.BUILT_IN)
 def test_the_variable_voided_by_cdi_specs_is_the_vendors_own(names: ModuleType) -> None:
     assert names.VOID in {"", *names.VARIABLES}
 
@@ -42,7 +42,7 @@ def test_the_variable_voided_by_cdi_specs_is_the_vendors_own(names: ModuleType) 
 # What is found -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+@pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registry.BUILT_IN)
 @pytest.mark.parametrize("folder", [".", "missing"])
 def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_path: Path) -> None:
     root = tmp_path / folder
@@ -67,7 +67,7 @@ def test_a_hanging_driver_file_is_an_error_after_the_timeout(
 ) -> None:
     """Neither a start nor a command waits for it without end."""
     Machine(vendor, tmp_path)
-    loaded = contract.load(registry.KNOWN[vendor])
+    loaded = contract.load(registry.BUILT_IN[vendor])
     monkeypatch.setattr(loaded, "_discover", lambda _: time.sleep(20))
     config = loads(f'[gpuhook]\ndriver-roots = ["{vendor}={tmp_path}"]\n')
     config.nvml_timeout = 0.05
@@ -116,7 +116,7 @@ def test_a_change_of_the_driver_or_devices_is_detected(
 ) -> None:
     made = Machine(vendor, tmp_path, 2)
     config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}"]\n')
-    loaded = contract.load(registry.KNOWN[vendor])
+    loaded = contract.load(registry.BUILT_IN[vendor])
     before = fingerprint.surroundings(config, loaded)
     assert fingerprint.surroundings(config, loaded) == before
     change(made)
@@ -199,10 +199,10 @@ def test_a_cdi_spec_names_each_device_and_disables_the_variable(
     found: dict[str, Inventory], vendor: str
 ) -> None:
     """A container with one requests nothing by the variable; split devices are listed by part."""
-    loaded = contract.load(registry.KNOWN[vendor])
+    loaded = contract.load(registry.BUILT_IN[vendor])
     source = SpecSource(loaded, found[vendor], loads(""), "/hook")
     document = generate(source, ("index",)).document
-    assert document["kind"] == registry.KNOWN[vendor].KIND
+    assert document["kind"] == registry.BUILT_IN[vendor].KIND
     devices = found[vendor].devices
     split = {device.parent for device in devices}
     usable = {each.label for each in devices if not each.state and each.id not in split}
@@ -234,7 +234,7 @@ def two_of(vendor: str, root: Path) -> Inventory:
     return found
 
 
-@pytest.mark.parametrize("vendor", registry.KNOWN)
+@pytest.mark.parametrize("vendor", registry.BUILT_IN)
 def test_a_node_given_with_only_one_device_belongs_to_it(vendor: str, tmp_path: Path) -> None:
     """Exclusive devices and limits depend on it, whatever gives a container such a node."""
     found = two_of(vendor, tmp_path)

@@ -30,7 +30,7 @@ class Examine:
 
     def __call__(self, vendor: str, made: Machine | None = None) -> Found:
         """Return status and message of each finding."""
-        names = registry.KNOWN[vendor]
+        names = registry.BUILT_IN[vendor]
         module = part("tools", names, "doctor")
         checks: VendorChecks = module.CHECKS if module else default_checks(names)
         [check] = map(step_of, checks.driver)

@@ -66,7 +66,7 @@ def test_plugin_options_match_the_settings_fields(plugin: PluginModule) -> None:
     assert plugin.settings({}, {}) == plugin.SETTINGS()
 
 
-@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+@pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registry.BUILT_IN)
 def test_every_vendor_but_nvidia_has_a_simulator(names: ModuleType) -> None:
     """NVIDIA's is a package with commands of its own."""
     found = getattr(simulator(names), "simulate", None)
@@ -83,7 +83,7 @@ OBLIGATORY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("names", registry.KNOWN.values(), ids=registry.KNOWN)
+@pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registry.BUILT_IN)
 def test_vendor_constants_have_the_expected_types(names: ModuleType) -> None:
     """Nine are obligatory; ``registry.complete`` has defaults for the others."""
     plain = ModuleType("plain")

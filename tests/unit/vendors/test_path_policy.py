@@ -163,11 +163,11 @@ def test_paths_that_cannot_be_examined_are_refused(
     "what can't be looked at is the vendor's error",
     instead="except ZeroDivisionError as error:",
 )
-@pytest.mark.parametrize("name", registry.KNOWN)
+@pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_an_os_error_in_discovery_becomes_a_driver_error(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    vendor = contract.load(registry.KNOWN[name])
+    vendor = contract.load(registry.BUILT_IN[name])
 
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error", "/usr/bin")

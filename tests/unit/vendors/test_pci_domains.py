@@ -80,7 +80,7 @@ def test_devices_in_large_pci_domains_are_found_and_selected(
             place = dra._place(root, device.bus_id)
             assert place["resource.kubernetes.io/pciBusID"] == device.bus_id
             assert place["resource.kubernetes.io/pcieRoot"] == f"pci{domain}:00"
-    names = registry.KNOWN[vendor]
+    names = registry.BUILT_IN[vendor]
     [variable] = [name for name, spaces in names.VARIABLES.items() if "bus_id" in spaces][:1]
     last = found.devices[-1]
     for word in (last.bus_id, last.bus_id.upper(), f"{int(domain, 16):08x}:{last.bus_id[-7:]}"):

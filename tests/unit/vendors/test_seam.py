@@ -21,8 +21,8 @@ nodes = ["/dev/maker{n}"]
 
 
 def test_a_setting_for_a_known_vendor_is_accepted() -> None:
-    assert registry.known(loads(SWARM.format("amd"))) is registry.KNOWN
-    assert "maker" in registry.known(loads(SWARM.format("maker") + DECLARED))
+    assert registry.all_vendors(loads(SWARM.format("amd"))) is registry.BUILT_IN
+    assert "maker" in registry.all_vendors(loads(SWARM.format("maker") + DECLARED))
 
 
 def test_a_setting_for_an_unknown_vendor_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_setting_for_an_unknown_vendor_is_refused_with_its_line(tmp_path: Path
     with pytest.raises(
         ConfigError, match="line 2: swarm-resource names the vendor 'nvida'"
     ) as caught:
-        registry.known(load(str(file)))
+        registry.all_vendors(load(str(file)))
     assert "nvidia, amd" in str(caught.value)
     done = CliRunner().invoke(command, ["validate", str(file)])
     assert (done.exit_code, done.stderr) == (1, f"error: {caught.value}\n")

@@ -15,12 +15,12 @@ from gpuhook.vendors import registry
 
 @pytest.mark.parametrize("vendor", SAMPLES)
 def test_a_start_with_a_saved_inventory_loads_few_modules(tmp_path: Path, vendor: str) -> None:
-    [variable, *_] = registry.KNOWN[vendor].VARIABLES
+    [variable, *_] = registry.BUILT_IN[vendor].VARIABLES
     paper.machine(vendor, tmp_path / "root", 2)
     config = Config()
     config.state_dir = str(tmp_path / "state")
     config.driver_roots = (f"{vendor}={tmp_path}/root",)
-    cache.get_inventory(config, contract.load(registry.KNOWN[vendor]))
+    cache.get_inventory(config, contract.load(registry.BUILT_IN[vendor]))
     answer, loaded = started(config.state_dir, *config.driver_roots, f"{variable}=0")
     assert "has no node /dev/" in answer  # they are on paper
     own = f"gpuhook.vendors.{vendor}."

@@ -17,7 +17,7 @@ class Simulator(Protocol):
 
 
 def simulator(names: ModuleType) -> Simulator | None:
-    """Return a vendor's simulator, None if it has none; ``names`` is from ``registry.known``.
+    """Return a vendor's simulator, None if it has none; ``names`` is from ``registry.all_vendors``.
 
     If one module serves several vendors, it has a function ``of`` that returns the simulator of
     each. Exceptions from the module itself are propagated.

@@ -256,14 +256,14 @@ def _serve(
 
 def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
     """Return the drivers' names by vendor; RequestError for an unknown vendor."""
-    known = [*registry.known(config)]
+    vendors = [*registry.all_vendors(config)]
     found = {}
     for each in given:
         vendor, equals, name = each.partition("=")
-        if not equals or vendor not in known:
+        if not equals or vendor not in vendors:
             raise RequestError(
                 f"--driver {shown(each)} isn't a vendor and its driver",
-                f"Write VENDOR=NAME, with one of {', '.join(known)}",
+                f"Write VENDOR=NAME, with one of {', '.join(vendors)}",
             )
         found[vendor] = name
     return found
@@ -271,14 +271,14 @@ def _drivers(given: tuple[str, ...], config: Config) -> dict[str, str]:
 
 def _shares(given: tuple[str, ...], config: Config) -> dict[str, int]:
     """Return the number of shares by vendor, 0 for any size; RequestError for invalid input."""
-    known = [*registry.known(config)]
+    vendors = [*registry.all_vendors(config)]
     found = {}
     for each in given:
         vendor, equals, number = each.partition("=")
-        if vendor not in known:
+        if vendor not in vendors:
             raise RequestError(
                 f"--share {shown(each)} doesn't start with a vendor",
-                f"Write VENDOR or VENDOR=N, with one of {', '.join(known)}",
+                f"Write VENDOR or VENDOR=N, with one of {', '.join(vendors)}",
             )
         if equals and not (_NUMBER.fullmatch(number) and 2 <= int(number) <= _MOST_SHARES):
             raise RequestError(

@@ -1,13 +1,14 @@
 """The response to Allocate: what a container gets for the devices that the kubelet chose.
 
-Pure, except for the generated allocation id.
+Pure, except for the generated allocation id and for ``record``.
 """
 
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuhook.base.errors import RequestError, UnknownDeviceError, listed, shown
+from gpuhook.base.errors import PluginError, RequestError, UnknownDeviceError, listed, shown
 from gpuhook.base.sizes import Size, parse_size
 from gpuhook.cluster.device_plugin.settings import (
     CDI_ANNOTATIONS,
@@ -20,6 +21,8 @@ from gpuhook.cluster.device_plugin.settings import (
 from gpuhook.cluster.device_plugin.state import DeviceSpec, Resource, Unit
 from gpuhook.core.cdi.names import ANNOTATION_PREFIX, annotate
 from gpuhook.core.request.sources import SOURCE, memory_limit_place
+from gpuhook.monitor.host.child import Tell
+from gpuhook.monitor.ledger.records import Records
 from gpuhook.vendors.nvidia.variables import MPS_LIMITS
 
 _PLUGIN = "nvidia-device-plugin"  # in the annotation's key: the name that engines know
@@ -79,6 +82,24 @@ def allocate(
         annotations=_annotations(names, settings, allocation_id),
         cdi_devices=tuple(names) if CDI_CRI in strategies else (),
     )
+
+
+def record(resource: Resource, ids: Sequence[str], state_dir: str, tell: Tell) -> None:
+    """Record in the ledger that these devices are allocated, so that no claim gets them.
+
+    If there is no ledger and it can't be made, that is only logged; RequestError if a claim has a
+    device. ``state_dir`` is the ledger's folder ("": nothing is recorded).
+    """
+    if not state_dir:
+        return
+    records, offers = Records(state_dir), resource.offers()
+    units = {offers[each].id: offers[each].whole for each in ids}
+    try:
+        records.lend(resource.vendor, resource.name, units.items())
+    except PluginError as error:
+        if os.path.isdir(records.folder):
+            raise
+        tell(str(error))
 
 
 def chosen(resource: Resource, ids: Sequence[str]) -> list[Unit]:

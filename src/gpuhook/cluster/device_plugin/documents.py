@@ -79,7 +79,7 @@ def _bring(chore: Chore) -> bool:
         return not report.failures
     here = {vendor.names.NAME: (vendor, inventory) for vendor, inventory in chore.found}
     well = True
-    for names in registry.known(chore.config).values():
+    for names in registry.all_vendors(chore.config).values():
         if names.NAME in chore.failing:
             continue
         path = os.path.join(chore.settings.cdi_folder, writing.file_name(names.KIND, _FORMAT))

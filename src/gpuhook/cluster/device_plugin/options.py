@@ -120,7 +120,7 @@ OWN = (
 # The plugins of vendors with options of their own, by the vendor's name.
 VENDORS: dict[str, vendor_parts.PluginModule] = {
     name: plugin
-    for name, names in registry.KNOWN.items()
+    for name, names in registry.BUILT_IN.items()
     if (plugin := vendor_parts.plugin(names)) is not None
 }
 

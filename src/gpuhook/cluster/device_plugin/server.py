@@ -5,7 +5,6 @@ ListAndWatch stream is open.
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,6 @@ from gpuhook.cluster.kubelet_endpoint import folder
 from gpuhook.cluster.kubelet_endpoint.server import Endpoint, EndpointServer, grpc
 from gpuhook.monitor import kubelet_api as api
 from gpuhook.monitor.host.child import Tell
-from gpuhook.monitor.ledger.records import Records
 
 _REGISTER = 15.0  # seconds for a registration; the kubelet may take up to 10 to connect back
 _STREAM = 10.0  # seconds for the kubelet to request the list after a registration
@@ -47,28 +45,20 @@ def _list_of(resource: Resource) -> bytes:
         device = answer.devices.add(ID=name, health=health)
         if unit.numa is not None:
             device.topology.nodes.add(ID=unit.numa)
-    text: bytes = answer.SerializeToString()
-    return text
+    return bytes(answer.SerializeToString())
 
 
 def _answer_of(answer: allocate.ContainerResponse) -> Any:
     """Return Allocate's response for one container as a message."""
-    parts = api.plugin
-    return parts.ContainerAllocateResponse(
-        envs=answer.envs,
-        mounts=[
-            parts.Mount(
-                container_path=each.container, host_path=each.host, read_only=each.read_only
-            )
-            for each in answer.mounts
-        ],
-        devices=[
-            parts.DeviceSpec(container_path=each.container, host_path=each.host, permissions="rw")
-            for each in answer.devices
-        ],
-        annotations=answer.annotations,
-        cdi_devices=[parts.CDIDevice(name=each) for each in answer.cdi_devices],
-    )
+    message = api.plugin.ContainerAllocateResponse(envs=answer.envs, annotations=answer.annotations)
+    for each in answer.mounts:
+        paths = {"container_path": each.container, "host_path": each.host}
+        message.mounts.add(**paths, read_only=each.read_only)
+    for node in answer.devices:
+        message.devices.add(container_path=node.container, host_path=node.host, permissions="rw")
+    for name in answer.cdi_devices:
+        message.cdi_devices.add(name=name)
+    return message
 
 
 async def _refuse(context: Any, error: GpuhookError) -> None:
@@ -197,10 +187,9 @@ class _Resource(Endpoint):
         answer = api.plugin.PreferredAllocationResponse()
         for each in request.container_requests:
             available, must = list(each.available_deviceIDs), list(each.must_include_deviceIDs)
+            choice = self.state, available, must, each.allocation_size
             try:
-                ids = prefer.prefer(
-                    self.state, available, must, each.allocation_size, self.settings
-                )
+                ids = prefer.prefer(*choice, self.settings)
             except GpuhookError as error:
                 await _refuse(context, error)
             answer.container_responses.add(deviceIDs=ids)
@@ -213,7 +202,8 @@ class _Resource(Endpoint):
             for each in request.container_requests:
                 ids = list(each.devices_ids)
                 given = allocate.allocate(self.state, ids, self.settings)
-                await asyncio.to_thread(self._lend, ids)  # another may have the lock
+                ledger = self.state, ids, self.settings.state_dir, self.tell
+                await asyncio.to_thread(allocate.record, *ledger)  # another may have the lock
                 answer.container_responses.append(_answer_of(given))
                 self.tell(f"{_devices(len(ids))} for a container: {listed(ids)}")
             failed = False
@@ -223,22 +213,6 @@ class _Resource(Endpoint):
         finally:
             self._server.count([self.name], began, failed=failed)
         return answer
-
-    def _lend(self, ids: list[str]) -> None:
-        """Record in the ledger that these devices are allocated, so that no claim gets them.
-
-        If there is no ledger and it can't be made, that is only logged.
-        """
-        if not self.settings.state_dir:
-            return
-        records, offers = Records(self.settings.state_dir), self.state.offers()
-        units = {offers[each].id: offers[each].whole for each in ids}
-        try:
-            records.lend(self.state.vendor, self.name, units.items())
-        except PluginError as error:
-            if os.path.isdir(records.folder):
-                raise
-            self.tell(str(error))
 
     async def _pre_start(self, _request: Any, _context: Any) -> Any:
         return api.plugin.PreStartContainerResponse()

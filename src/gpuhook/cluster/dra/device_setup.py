@@ -74,7 +74,7 @@ class Effects:
 
     def _check_exclusive(self, vendor: str, devices: Sequence[Device]) -> None:
         """Raise HeldError if a container has one of these devices exclusively."""
-        names = registry.known(self._config)[vendor]
+        names = registry.all_vendors(self._config)[vendor]
         if names.KIND not in self._config.exclusive:
             return
         wanted = {"given": [records.given(names, self._inventory(vendor), devices, ())]}
@@ -137,7 +137,7 @@ class Effects:
         return None
 
     def _module(self, vendor: str) -> ClaimConfig:
-        names = registry.known(self._config)[vendor]
+        names = registry.all_vendors(self._config)[vendor]
         found = vendor_parts.claim_config(names)
         if found is None:
             raise RequestError(

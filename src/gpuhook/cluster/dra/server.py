@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from gpuhook.base.errors import listed, shown
@@ -33,16 +33,14 @@ def _health(devices: Sequence[Mapping[str, Any]]) -> bytes:
     answer = api.health.NodeWatchResourcesResponse()
     now = int(time.time())
     for each in devices:
-        device = {"pool_name": each["pool"], "device_name": each["device"]}
         answer.devices.add(
-            device=device,
+            device={"pool_name": each["pool"], "device_name": each["device"]},
             health=each["health"],
             last_updated_time=now,
             health_check_timeout_seconds=_HEALTH_COUNTS,
             message=each["message"][: api.LONGEST_MESSAGE],
         )
-    text: bytes = answer.SerializeToString()
-    return text
+    return bytes(answer.SerializeToString())
 
 
 class _Driver(Endpoint):
@@ -81,8 +79,8 @@ class _Driver(Endpoint):
             *(self.service(each, claims) for each in api.PLUGINS.values()),
             *(self.service(each, watch) for each in api.HEALTH.values()),
         ]
-        registering = [self.service(api.REGISTRATION, registration)]
-        return {self._own: services, self._registration: registering}
+        register = self.service(api.REGISTRATION, registration)
+        return {self._own: services, self._registration: [register]}
 
     async def _info(self, _request: Any, _context: Any) -> Any:
         return api.registration.PluginInfo(
@@ -167,13 +165,11 @@ class ClaimServer(EndpointServer):
 
     async def _run(self) -> int:
         asyncio.get_running_loop().call_later(_STARTED, give_back)
-        if self._publisher is None:
+        with ExitStack() as stack:
+            if self._publisher is not None:
+                self._publisher.start()
+                stack.callback(self._publisher.stop)
             return await super()._run()
-        self._publisher.start()
-        try:
-            return await super()._run()
-        finally:
-            self._publisher.stop()
 
     def _take(self, line: bytes) -> None:
         received = json.loads(line)
@@ -193,10 +189,9 @@ class ClaimServer(EndpointServer):
         """Return the supervisor's response for a claim; the kubelet limits the time."""
         self._number += 1
         number = self._number
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = asyncio.get_running_loop().create_future()
         self.send({"call": number, "do": do, "driver": driver, "claim": claim})
         try:
-            found: dict[str, Any] = await answer
-            return found
+            return await self._waiting[number]
         finally:
             del self._waiting[number]

@@ -8,6 +8,7 @@ A kubelet's folders are watched with inotify(7), and polled where inotify report
 
 import asyncio
 import json
+import operator
 import os
 import signal
 import socket
@@ -197,30 +198,24 @@ class Endpoint(ABC):
 
     def service(self, name: str, methods: Mapping[str, tuple[Method, Any]]) -> Any:
         """Return a gRPC service: each method with its request's class, None for a byte stream."""
-        handlers = {}
-        for each, (method, request) in methods.items():
-            method = self._reporting(method)  # noqa: PLW2901
-            handlers[each] = (
-                grpc.unary_stream_rpc_method_handler(method)
-                if request is None
-                else grpc.unary_unary_rpc_method_handler(
-                    method, request.FromString, lambda answer: answer.SerializeToString()
-                )
-            )
+        handlers = {each: self._handler(*methods[each]) for each in methods}
         return grpc.method_handlers_generic_handler(name, handlers)
 
-    def _reporting(self, method: Method) -> Method:
-        """Return a method whose failures are logged, because gRPC's own reports are short."""
+    def _handler(self, method: Method, request: Any) -> Any:
+        """Return a handler that logs failures, because gRPC's own reports are short."""
 
-        async def reported(request: Any, context: Any) -> Any:
+        async def reported(message: Any, context: Any) -> Any:
             try:
-                return await method(request, context)
+                return await method(message, context)
             except Exception as error:
                 if not isinstance(error, grpc.aio.AbortError):
                     self.tell(f"a call failed: {error!r}")
                 raise
 
-        return reported
+        if request is None:
+            return grpc.unary_stream_rpc_method_handler(reported)
+        to_bytes = operator.methodcaller("SerializeToString")
+        return grpc.unary_unary_rpc_method_handler(reported, request.FromString, to_bytes)
 
 
 class EndpointServer(ABC):

@@ -55,7 +55,9 @@ def _fits(key: str, value: str) -> bool:
 def _is_makers(key: str) -> bool:
     """Tell whether a label is in the domain of a vendor whose labels we write, or below it."""
     domain, _, name = key.partition("/")
-    known = [names for names in registry.KNOWN.values() if vendor_parts.labels(names) is not None]
+    known = [
+        names for names in registry.BUILT_IN.values() if vendor_parts.labels(names) is not None
+    ]
     domains = [names.KIND.partition("/")[0] for names in known]
     return bool(name) and any(f".{domain}".endswith(f".{each}") for each in domains)
 

@@ -84,7 +84,7 @@ def _memory_variables(asked: ContainerRequest, config: Config) -> dict[str, str]
     """
     found: dict[str, str] = {}
     env = parse_environment(asked.env)
-    for names in registry.known(config).values():
+    for names in registry.all_vendors(config).values():
         said = sizes.by_annotations(dict(asked.pod_annotations), names, (asked.name,))
         if not said:
             continue
@@ -156,7 +156,7 @@ def _own(
     """Return our own edits, as for a container under runc, and the modules of their vendors."""
     config = ungated(way.config)
     spec = spec_of(asked, asked.env)
-    resolved = resolve(spec, config, registry.known(config), any_is_all=gate is not None)
+    resolved = resolve(spec, config, registry.all_vendors(config), any_is_all=gate is not None)
     if resolved is None:
         return {}, []
     if resolved.cdi_devices:

@@ -49,16 +49,16 @@ class ContainerRequest:
 
 def variables(config: Config) -> tuple[str, ...]:
     """Return the names of all variables with which runtimes select devices."""
-    known = registry.known(config).values()
-    ours = [word for each in known for word in (*each.VARIABLES, *each.LEGACY)]
+    vendors = registry.all_vendors(config).values()
+    ours = [word for each in vendors for word in (*each.VARIABLES, *each.LEGACY)]
     return (*ours, *(variable for _, variable in sources.swarm_variables(config.swarm_resource)))
 
 
 def prefixes(config: Config) -> tuple[str, ...]:
     """Return the prefixes of variables that may select a vendor's devices in a runtime."""
-    known = registry.known(config).values()
-    words = [word for each in known for word in (*each.VARIABLES, *each.LEGACY)]
-    starts = [word.partition("_")[0] for word in words] + [each.NAME.upper() for each in known]
+    vendors = registry.all_vendors(config).values()
+    words = [word for each in vendors for word in (*each.VARIABLES, *each.LEGACY)]
+    starts = [word.partition("_")[0] for word in words] + [each.NAME.upper() for each in vendors]
     return tuple(dict.fromkeys((*variables(config), *(f"{word}_" for word in starts), SWARM)))
 
 
@@ -67,8 +67,8 @@ def markers(config: Config) -> list[bytes]:
 
     Protobuf doesn't encode strings, so a request's bytes can be searched for them.
     """
-    known = registry.known(config).values()
-    limits = [end for each in known for end in getattr(each, "MEMORY_ANNOTATIONS", ())[1:]]
+    vendors = registry.all_vendors(config).values()
+    limits = [end for each in vendors for end in getattr(each, "MEMORY_ANNOTATIONS", ())[1:]]
     words = (*prefixes(config), sources.FOLDERS, *config.cdi_annotation_prefixes, CDI, *limits)
     return [word.encode() for word in dict.fromkeys(words)]
 

@@ -43,7 +43,7 @@ class Gate:
         self._asked = asked
         self._config = config
         self._names = names
-        self._known = registry.known(config)
+        self._vendors = registry.all_vendors(config)
         self._given: list[tuple[str, str]] | None = None
 
     @property
@@ -59,7 +59,7 @@ class Gate:
         for entry in self._asked.env:
             if _is_odd(entry, deciding):  # protects: nri-gate-entries
                 raise self._refused(f"has the entry {shown(entry)} in its environment")
-        folders = [each.MOUNTS for each in self._known.values() if each.MOUNTS]
+        folders = [each.MOUNTS for each in self._vendors.values() if each.MOUNTS]
         for place, source in self._asked.mounts:
             below = [each for each in folders if _is_below(place, each)]
             skipped = [MountRequests([(source, place)], each).skipped for each in below]
@@ -101,7 +101,7 @@ class Gate:
     ) -> Allocation | None:
         """Resolve the container's requests as gpu-py does with this configuration."""
         spec = spec_of(self._asked, env, self._asked.annotations)
-        return resolve(spec, config, self._known, progress, skip_absent=True, any_is_all=True)
+        return resolve(spec, config, self._vendors, progress, skip_absent=True, any_is_all=True)
 
     def _checked(self, resolved: Allocation) -> list[tuple[Grant, tuple[Device, ...]]]:
         """Return each grant with its allowed devices; RequestError for any others."""
@@ -145,7 +145,7 @@ class Gate:
             return []
         right = {f"{resource}={name.partition('::')[0]}" for resource, name in self.given}
         kinds = {name.partition("=")[0] for name in wanted}
-        for each in self._known.values():
+        for each in self._vendors.values():
             own = (each.KIND, *each.AUTOMATIC)
             if kinds.intersection(own):
                 vendor = contract.load(each)
@@ -191,7 +191,7 @@ class Gate:
         asked = {each.vendor: each for each in progress.requests}
         last = parse_environment(self._asked.env)
         found: dict[str, str] = {}
-        for each in self._known.values():
+        for each in self._vendors.values():
             present = [name for name in each.VARIABLES if name in last]
             request, grant = asked.get(each.NAME), grants.get(each.NAME)
             if grant is not None:
@@ -250,7 +250,7 @@ class Gate:
     def _views(self, env: list[str]) -> Iterator[list[str]]:
         """Yield the environment as runtimes may read it: whole, or with one vendor variable."""
         yield env
-        for each in self._known.values():
+        for each in self._vendors.values():
             for variable in each.VARIABLES if len(each.VARIABLES) > 1 else ():
                 others = {f"{name}=" for name in each.VARIABLES if name != variable}
                 yield [entry for entry in env if not entry.startswith((*others,))]
@@ -292,7 +292,7 @@ class Gate:
     def _ids(self) -> set[str]:
         """Return the ids of all devices that the kubelet allocated, in lower case."""
         found: set[str] = set()
-        for each in self._known.values():
+        for each in self._vendors.values():
             vendor = contract.load(each)
             try:
                 inventory = cache.get_inventory(self._config, vendor)

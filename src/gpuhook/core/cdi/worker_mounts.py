@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuhook.base.oci.spec import Spec
     from gpuhook.core.cdi.apply import Edits
     from gpuhook.core.cdi.hook_args import Entry
-    from gpuhook.core.contract import Known
+    from gpuhook.core.contract import VendorRegistry
 
 _MOST_BYTES = 96 << 10  # of mounts in one argument; the limit is 128 KiB (execve(2))
 _PLACES = ("mounts",)
@@ -35,7 +35,7 @@ def apply_to_spec(
     spec: "Spec",
     edits: "Edits",
     devices: tuple[str, ...],
-    known: "Known",
+    vendors: "VendorRegistry",
     config: "Config",
     folder: str,
 ) -> "tuple[Spec, int, str]":
@@ -46,7 +46,7 @@ def apply_to_spec(
     If the ``devices``, by name, are of one kind, that hook makes those mounts that can be made
     after all others.
     """
-    wanted = _find(edits.get("hooks") or [], known, config, folder)
+    wanted = _find(edits.get("hooks") or [], vendors, config, folder)
     if wanted is None:
         return apply.apply_to_spec(spec, edits), 0, ""
     values = apply.changes_of_spec(spec, edits)
@@ -70,13 +70,15 @@ def with_words(spec: "Spec", place: int, words: "Sequence[str]") -> "Spec":
     return spec.put({HOOKS: _with_first(spec.hooks(names.CDI_HOOK_STAGE), place, words)})
 
 
-def _find(hooks: "list[Entry]", known: "Known", config: "Config", folder: str) -> "Entry | None":
+def _find(
+    hooks: "list[Entry]", vendors: "VendorRegistry", config: "Config", folder: str
+) -> "Entry | None":
     """Return our hook among those of CDI specs; None if none is of this installation."""
     path = os.path.join(os.path.abspath(folder), names.CDI_HOOK)
     options: list[list[str]] = [["--config", config.path]] if config.path else []
     if config.path in (None, DEFAULT_PATH):
         options.append([])
-    kinds = [each.KIND for each in known.values()]
+    kinds = [each.KIND for each in vendors.values()]
     expected = [[names.CDI_HOOK, *words, kind] for words in options for kind in kinds]
     for hook in hooks:
         ours = hook["hookName"] == names.CDI_HOOK_STAGE and hook["path"] == path

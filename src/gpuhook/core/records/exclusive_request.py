@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.base.container.changes import ContainerRootfs
     from gpuhook.base.oci.spec import Spec
-    from gpuhook.core.contract import Grant, Known
+    from gpuhook.core.contract import Grant, VendorRegistry
     from gpuhook.core.inventory.model import Inventory
     from gpuhook.core.records.choice import ChoiceContext
 
@@ -54,7 +54,7 @@ def describe(
     spec: "Spec",
     grants: "Sequence[Grant]",
     names: "Sequence[str]",
-    known: "Known",
+    vendors: "VendorRegistry",
     config: "Config",
     *,
     save: bool = True,
@@ -65,7 +65,7 @@ def describe(
     ``spec`` includes the edits of CDI specs; ``names`` are the CDI devices that were requested.
     Devices of a supported vendor are identified by their nodes: a CDI spec's 0 need not be ours.
     For other kinds the record has the names, and the nodes that belong to one device only.
-    ``known`` are the registered vendors, ``chosen`` further kinds of devices. A newly made
+    ``vendors`` are the registered vendors, ``chosen`` further kinds of devices. A newly made
     inventory is saved only with ``save``.
     """
     record = records.describe(state, spec.data.get("annotations"), grants)
@@ -73,7 +73,7 @@ def describe(
     documents = [name for name in names if name.partition("=")[0] in config.exclusive]
     record["nodes"] = {}
     for kind in dict.fromkeys((*config.exclusive, *chosen)) if given else ():  # protects: claims
-        ours = _inventory(kind, grants, known, config, save)
+        ours = _inventory(kind, grants, vendors, config, save)
         if ours is None:
             record["nodes"][kind] = _of_documents(kind, given, config)
             continue
@@ -120,13 +120,13 @@ def _given(spec: "Spec", names: "Sequence[str]", config: "Config") -> _DeviceAcc
 
 
 def _inventory(
-    kind: str, grants: "Sequence[Grant]", known: "Known", config: "Config", save: bool
+    kind: str, grants: "Sequence[Grant]", vendors: "VendorRegistry", config: "Config", save: bool
 ) -> "tuple[Any, Inventory] | None":
     """Return a vendor's names and inventory, None if the kind has none."""
     for grant in grants:
         if kind == grant.vendor.names.KIND:
             return grant.vendor.names, grant.inventory
-    for names in known.values():
+    for names in vendors.values():
         if kind == names.KIND:
             try:
                 return names, get_inventory(config, contract.load(names), save=save)
@@ -177,14 +177,14 @@ def _of_documents(kind: str, given: _DeviceAccess, config: "Config") -> dict[str
 
 
 def check(
-    spec: "Spec", resolved: "AllocatedDevices | None", known: "Known", config: "Config"
+    spec: "Spec", resolved: "AllocatedDevices | None", vendors: "VendorRegistry", config: "Config"
 ) -> bool:
     """Tell whether a container has exclusive devices; HeldError if another one has one of them.
 
     An early check, before the low-level runtime is called, or if no container is started. Writing
     the record decides. ``resolved`` is None if the container requests nothing from gpuhook.
     """
-    record = describe(ContainerState("", 0, "", None), spec, *_asked(resolved), known, config)
+    record = describe(ContainerState("", 0, "", None), spec, *_asked(resolved), vendors, config)
     device = leases.wants(record, config.exclusive)
     if not device:
         return False
@@ -201,7 +201,7 @@ def take(
     state: "ContainerState",
     spec: "Spec",
     resolved: "AllocatedDevices | None",
-    known: "Known",
+    vendors: "VendorRegistry",
     config: "Config",
     limits: "DeviceLimits | None" = None,
 ) -> None:
@@ -211,7 +211,7 @@ def take(
     the devices, MemoryLimitError if a limit can't be set.
     """
     chosen = resolved.chosen if resolved is not None else ()
-    record = describe(state, spec, *_asked(resolved), known, config, chosen=chosen)
+    record = describe(state, spec, *_asked(resolved), vendors, config, chosen=chosen)
     if limits is not None:
         record["limits"] = limits.to_json()
     process, exclusive = container.process, config.exclusive

@@ -491,17 +491,17 @@ def _misshapen(what: str, expected: str) -> SpecError:
     )
 
 
-def check_kinds(request: Request, known: "Iterable[ModuleType]", config: "Config") -> None:
+def check_kinds(request: Request, vendors: "Iterable[ModuleType]", config: "Config") -> None:
     """Refuse CDI devices that an image must not request; RequestError, with ``request``.
 
     A CDI spec may mount any host file and contain hooks that root runs, and may be meant for one
-    pod only. So the environment and annotations can name devices of the ``known`` vendors' kinds,
+    pod only. So the environment and annotations can name devices of the ``vendors`` vendors' kinds,
     and of kinds that the configuration allows. Mounts don't come from images and can name any.
     """
     if request.source == "volume-mounts":
         return
     opened = (config.cdi_default_kind, *config.cdi_kinds_from_environment)
-    allowed = {*(names.KIND for names in known), *opened}
+    allowed = {*(names.KIND for names in vendors), *opened}
     for name in request.cdi_devices:
         kind = name.partition("=")[0]
         if kind in allowed:

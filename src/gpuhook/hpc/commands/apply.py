@@ -20,8 +20,8 @@ from gpuhook.tools.engines.prefix import state_folder
 from gpuhook.tools.root_folder.request import STDOUT, CallerRequest, environment, settings
 from gpuhook.vendors import registry
 
-_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
-_KIND = registry.KNOWN["nvidia"].KIND
+_VARIABLE = next(iter(registry.BUILT_IN["nvidia"].VARIABLES))
+_KIND = registry.BUILT_IN["nvidia"].KIND
 
 
 @command(
@@ -103,11 +103,11 @@ def apply(
         return
     config = load(config_path)
     root_folder.settle(config)
-    known = registry.known(config)
-    spec = given.spec(config, known)
+    vendors = registry.all_vendors(config)
+    spec = given.spec(config, vendors)
     if slurm:
         spec = job.given(spec, config)
-    resolved = resolve(spec.data, config, known, Progress())
+    resolved = resolve(spec.data, config, vendors, Progress())
     if resolved is None or not (resolved.grants or resolved.cdi_devices):
         # protects: devices-of-before
         said = work.take_back(rootfs, state) if state and not fstab else []
@@ -152,7 +152,7 @@ def _explain(
     """Print what would be done, as gpuhook explain --rootfs does; status 1 if it would fail."""
     explanation = Explanation()
     config = load(config_path)
-    spec = given.spec(config, registry.known(config))
+    spec = given.spec(config, registry.all_vendors(config))
     explanation.follow(spec, rootfs, config_path, folder=True)
     if output_format == "json":
         print_json(explanation.to_json())

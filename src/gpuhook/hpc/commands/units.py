@@ -8,7 +8,7 @@ from gpuhook.tools.cli._help import command
 from gpuhook.tools.cli._output import config_option
 from gpuhook.vendors import registry
 
-_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+_VARIABLE = next(iter(registry.BUILT_IN["nvidia"].VARIABLES))
 
 
 @command(

@@ -136,9 +136,9 @@ def planned(
 ) -> tuple[work.WorkResult, Plan]:
     """Return the plan for a configuration file; RequestError if nothing is requested."""
     root_folder.settle(config)
-    known = registry.known(config)
-    spec = asked.spec(config, known)
-    resolved = resolve(spec.data, config, known, Progress())
+    vendors = registry.all_vendors(config)
+    spec = asked.spec(config, vendors)
+    resolved = resolve(spec.data, config, vendors, Progress())
     if resolved is None or not resolved.grants:
         why = resolved.absent[0] if resolved and resolved.absent else "No device is asked for"
         raise RequestError(why, "Name devices with -e or --device, as gpuhook info lists them")

@@ -81,7 +81,7 @@ def requesting(
     Vendors without devices on this host that the spec doesn't request either are left out.
     """
     here = {each.vendor.names.NAME for each in every}
-    for name, names in registry.known(config).items():
+    for name, names in registry.all_vendors(config).items():
         ids = [each.device.id for each in mine if name == each.vendor.names.NAME]
         asked = [variable for variable in names.VARIABLES if _value(spec, variable) is not None]
         if name not in here and not asked:

@@ -58,7 +58,7 @@ def attach(
     """
     record = container.record()
     combined = [_with_former(grant, record) for grant in new]
-    allocation = Allocation(combined, config, registry.known(config))
+    allocation = Allocation(combined, config, registry.all_vendors(config))
     limited = _memory_limits(request, allocation, new, config)
     rules = [container.denied(grant.rules()) for grant in combined]
     pairs = sorted({pair for each in rules for pair in each})
@@ -80,7 +80,7 @@ def attach(
     container.change(add)
     try:
         if set_again := memory_limits.recorded(
-            limited, container.inventories.values(), registry.known(config), config
+            limited, container.inventories.values(), registry.all_vendors(config), config
         ):
             set_again.set(container.process, container.written)
         for grant in combined:
@@ -112,7 +112,7 @@ def detach(
 
     With ``force`` processes keep what they have open, unless the devices are exclusive.
     """
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     old = [
         Grant.of_document(contract.load(names), inventory, config, devices)
         for names, inventory, devices in named(words, container.inventories, config)
@@ -128,7 +128,7 @@ def detach(
     every = [node for grant in old for node in grant.inventory.nodes]
     nodes = {node.numbers: node.path for node in every if node.numbers in {*gone, *places}}
     is_denied = container.deny(gone)
-    exclusive = {known[vendor].KIND for vendor, _ in ids}.intersection(config.exclusive)
+    exclusive = {vendors[vendor].KIND for vendor, _ in ids}.intersection(config.exclusive)
     try:
         users = container.users(nodes)
         if users and (exclusive or not force):  # protects: detach-in-use
@@ -154,8 +154,8 @@ def _forget(
 
 def named(words: Iterable[str], inventories: Mapping[str, Inventory], config: Config) -> Named:
     """Return the devices that words mean: CDI names, or names of the host's only vendor."""
-    known = registry.known(config)
-    here = [known[vendor] for vendor in inventories]
+    vendors = registry.all_vendors(config)
+    here = [vendors[vendor] for vendor in inventories]
     found: dict[str, list[str]] = {}
     for word in words:
         kind, equals, name = word.partition("=")
@@ -168,7 +168,11 @@ def named(words: Iterable[str], inventories: Mapping[str, Inventory], config: Co
             )
         found.setdefault(fitting[0].NAME, []).append(name if equals else word)
     return [
-        (known[vendor], inventories[vendor], [*select(some, inventories[vendor], known[vendor])])
+        (
+            vendors[vendor],
+            inventories[vendor],
+            [*select(some, inventories[vendor], vendors[vendor])],
+        )
         for vendor, some in found.items()
     ]
 
@@ -201,7 +205,7 @@ def _memory_limits(
             "This host limits the memory of devices, which is only safe at a container's start",
             "Stop the container and start it with the devices",
         )
-    found = find_memory_limits(request, config, allocation.known, allocation)
+    found = find_memory_limits(request, config, allocation.vendors, allocation)
     ids = {(grant.vendor.names.NAME, name) for grant in new for name in grant.ids}
     every = found.to_json() if found is not None else []
     return [each for each in every if (each["vendor"], each["id"]) in ids]

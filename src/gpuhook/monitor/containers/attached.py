@@ -167,7 +167,7 @@ def _remaining(given: Record, out: set[str], inventory: Inventory, config: Confi
     """Return the grant of a vendor's devices that a container keeps."""
     ids = {*given["selected"]} - out
     devices = [device for device in inventory.devices if device.id in ids]
-    vendor = contract.load(registry.known(config)[given["vendor"]])
+    vendor = contract.load(registry.all_vendors(config)[given["vendor"]])
     return Grant.of_document(vendor, inventory, config, devices)
 
 

@@ -66,7 +66,7 @@ def look(
     quick = copy.copy(config)
     quick.nvml_timeout = min(patience, config.nvml_timeout)
     try:
-        limits = recorded(entries.values(), inventories, registry.known(config), quick)
+        limits = recorded(entries.values(), inventories, registry.all_vendors(config), quick)
         said = limits.used(tree, asked) if limits is not None else {}
     except GpuhookError as error:
         return found, f"The memory used by containers with limits is unknown: {error.cause}"

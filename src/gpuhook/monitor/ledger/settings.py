@@ -126,7 +126,7 @@ class SettingsLedger:
 
 def module(config: Config, vendor: str) -> vendor_parts.DeviceSettings:
     """Return the vendor's settings module; RequestError if it has none."""
-    names = registry.known(config)[vendor]
+    names = registry.all_vendors(config)[vendor]
     found = vendor_parts.settings(names)
     if found is None:
         raise RequestError(f"{names.TITLE}'s devices have no settings", "Remove the configuration")

@@ -9,7 +9,7 @@ from gpuhook.base.errors import DriverError, NoDriverError
 from gpuhook.core.contract import Vendor, load
 from gpuhook.monitor.host.uevents import Event
 from gpuhook.vendors import registry
-from gpuhook.vendors.registry import known
+from gpuhook.vendors.registry import all_vendors
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def examine(
 ) -> tuple[dict[str, T], dict[str, NoDriverError], dict[str, DriverError]]:
     """Return the result of ``ask`` for each vendor, absent vendors, and failing drivers."""
     found, absent, failed = {}, {}, {}
-    for name, names in known(config).items():
+    for name, names in all_vendors(config).items():
         try:
             found[name] = ask(load(names))
         except NoDriverError as error:
@@ -49,14 +49,14 @@ def concerns_us(event: Event, config: Config) -> bool:
         (pci_vendor and pci_vendor == names.PCI_VENDOR)
         or driver in names.DRIVER_WORDS
         or any(word in path for word in names.DRIVER_WORDS)
-        for names in registry.known(config).values()
+        for names in registry.all_vendors(config).values()
     )
 
 
 def loaded(config: Config, exists: Callable[[str], bool] = os.path.lexists) -> list[str]:
     """Return the vendors whose driver is loaded, by its files in /dev, /proc and /sys."""
     found = []
-    for name, names in known(config).items():
+    for name, names in all_vendors(config).items():
         root = config.driver_root_of(name).rstrip("/")
         if any(exists(root + path) for path in load(names).signs()):
             found.append(name)

@@ -226,13 +226,13 @@ def _all_wanted(found: ManagedSpecs, report: Report, *, save: bool) -> list[Desi
     """Return the wanted file of every known kind; add the kinds that failed to the report."""
     try:
         config = load(found.config or (DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None))
-        known = registry.known(config).values()
+        vendors = registry.all_vendors(config).values()
     except GpuhookError as error:
         report.fail("", error)
         return []
     wanted, paths = [], set()
     reader = write.oldest_reader(found.engines)
-    for names in known:
+    for names in vendors:
         path = os.path.join(found.folder, writing.file_name(names.KIND, found.format))
         paths.add(path)
         try:

@@ -86,7 +86,7 @@ def vendors(ctx: click.Context, _: str) -> Iterable[str]:
     """Complete the name of a vendor, including vendors declared in config.toml."""
     from gpuhook.vendors import registry  # noqa: PLC0415
 
-    return registry.known(_config(ctx))
+    return registry.all_vendors(_config(ctx))
 
 
 @never_failing
@@ -94,7 +94,7 @@ def kinds(ctx: click.Context, _: str) -> Iterable[str]:
     """Complete a CDI kind."""
     from gpuhook.vendors import registry  # noqa: PLC0415
 
-    return [names.KIND for names in registry.known(_config(ctx)).values()]
+    return [names.KIND for names in registry.all_vendors(_config(ctx)).values()]
 
 
 @never_failing
@@ -110,10 +110,10 @@ def variables(ctx: click.Context, typed: str) -> Iterator[str]:
     from gpuhook.vendors.nvidia.variables import DRIVER_CAPABILITIES  # noqa: PLC0415
 
     config = _config(ctx)
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     variable, equals, value = typed.partition("=")
     if not equals:
-        yield from (f"{each}=" for names in known.values() for each in names.VARIABLES)
+        yield from (f"{each}=" for names in vendors.values() for each in names.VARIABLES)
         yield f"{DRIVER_CAPABILITIES}="
     elif variable == DRIVER_CAPABILITIES:
         found = _in_list(value, ("all", *ALL_CAPABILITIES.split(",")))
@@ -121,7 +121,7 @@ def variables(ctx: click.Context, typed: str) -> Iterator[str]:
     else:
         labels = [
             label
-            for names in known.values()
+            for names in vendors.values()
             if variable in names.VARIABLES
             for label in _devices(config, names.NAME)
         ]
@@ -141,7 +141,7 @@ def _devices(config: Config, vendor: str) -> list[str]:
     from gpuhook.core.inventory import cache  # noqa: PLC0415
     from gpuhook.vendors import registry  # noqa: PLC0415
 
-    saved = cache.saved(config, contract.load(registry.known(config)[vendor]))
+    saved = cache.saved(config, contract.load(registry.all_vendors(config)[vendor]))
     devices = saved.devices if saved else ()
     return [name for each in devices for name in (each.label, each.id)]
 

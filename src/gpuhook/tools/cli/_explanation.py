@@ -87,7 +87,7 @@ class Explanation:
         self.hints: list[str] = []
         self.layers: list[str] = []
         self.architecture = ""
-        self.known: Mapping[str, ModuleType] = registry.KNOWN
+        self.vendors: Mapping[str, ModuleType] = registry.BUILT_IN
         self.circumstances: list[Row] = []
         self.container: dict[str, Any] | None = None
         self._hook_alone = hook_alone
@@ -106,21 +106,21 @@ class Explanation:
             elif config.gate and self.container is None:
                 config.gate = False  # without a container there is no verdict
                 self.hints.append(_GATED)
-            self.known = registry.known(config)
+            self.vendors = registry.all_vendors(config)
             reader = SpecReader(spec.data, config)
             swarm = [name for _, name in environments.swarm_variables(config.swarm_resource)]
             others = [name for name in reader.env if name not in swarm]
-            self.hints += _suggest.misspelt(others, self.known)
+            self.hints += _suggest.misspelt(others, self.vendors)
             name = str((self.container or {}).get("id", ""))
             self.resolved = resolve(
-                spec.data, config, self.known, self.progress,
+                spec.data, config, self.vendors, self.progress,
                 container=name, save=False, starter=None if folder else 0,
             )  # fmt: skip
             if self.resolved is not None and self.resolved.chosen and self.container is None:
                 self.hints.append(_CHOSEN if os.geteuid() == 0 else f"{_CHOSEN}, {_UNSEEN}")
             if self.resolved is None:
                 self._explain_nothing(reader, config)
-                self.hints += _suggest.for_programs(others, self.known)
+                self.hints += _suggest.for_programs(others, self.vendors)
             else:
                 spec.require_mount_namespace()
                 self._plan(self.resolved, spec, root_path, config, folder=folder)
@@ -129,9 +129,9 @@ class Explanation:
 
     def _explain_nothing(self, reader: SpecReader, config: Config) -> None:
         if not self.progress.requests:
-            names = next(iter(self.known.values()))
+            names = next(iter(self.vendors.values()))
             self.progress.requests.append(reader.read(names, contract.load(names)))
-        self.why_nothing = _why_nothing(reader.env, config, self.known)
+        self.why_nothing = _why_nothing(reader.env, config, self.vendors)
 
     def _plan(
         self,
@@ -147,9 +147,11 @@ class Explanation:
         documents = _documents(resolved, config)
         found = _image(root_path, config, resolved)
         if config.exclusive and self.container is None:
-            exclusive_request.check(_with_documents(spec, documents), resolved, self.known, config)
+            exclusive_request.check(
+                _with_documents(spec, documents), resolved, self.vendors, config
+            )
         given = _with_documents(spec, documents) if documents else spec
-        limited = find_memory_limits(given, config, self.known, resolved)
+        limited = find_memory_limits(given, config, self.vendors, resolved)
         plan = make_plan(resolved.grants, found, resolved.groups)
         folders = self.layers if root_path is None else [root_path]
         gives_files = bool(PlanIndex().write(plan.operations).mounts)
@@ -210,7 +212,7 @@ class Explanation:
         """The devices of the requested vendors that can't be used, a sentence each."""
         found = []
         for inventory in self.progress.inventories:
-            names = self.known[inventory.vendor]
+            names = self.vendors[inventory.vendor]
             if inventory.lost:
                 found.append(fallen_off(inventory.lost, names))
             found += [
@@ -366,10 +368,10 @@ def _request_lines(explanation: Explanation) -> list[str]:
         return [*lines, *([f"Because: {why}"] if (why := explanation.why_nothing) else [])]
     inventories = {each.vendor: each for each in explanation.progress.inventories}
     for request in asking:
-        title = explanation.known[request.vendor].TITLE
+        title = explanation.vendors[request.vendor].TITLE
         lines += _vendor_lines(request, title, inventories.get(request.vendor))
     if explanation.resolved is not None:
-        noun = " or ".join(explanation.known[request.vendor].NOUN for request in asking)
+        noun = " or ".join(explanation.vendors[request.vendor].NOUN for request in asking)
         lines.append(f"Selected:        {', '.join(explanation.resolved.ids) or f'no {noun}'}")
     lines += [f"Lost:            {text}" for text in explanation.lost]
     return [*lines, *(f"Warning:         {text}" for text in explanation.warnings)]
@@ -389,11 +391,11 @@ def _vendor_lines(request: Request, title: str, inventory: Inventory | None) -> 
     return [f"{title + ':':<16} {text}" for title, text in facts]
 
 
-def _why_nothing(env: dict[str, str], config: Config, known: Mapping[str, ModuleType]) -> str:
+def _why_nothing(env: dict[str, str], config: Config, vendors: Mapping[str, ModuleType]) -> str:
     """Return why the environment requests nothing, "" if it names devices."""
     swarm = environments.swarm_variables(config.swarm_resource)
     variables = [name for _, name in swarm if name in env]
-    every = [name for names in known.values() for name in names.VARIABLES]
+    every = [name for names in vendors.values() for name in names.VARIABLES]
     variables = variables or [name for name in every if name in env] or every[:1]
     what = " and ".join(variables)
     values = [env[name] for name in variables if name in env]

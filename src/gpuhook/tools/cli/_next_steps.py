@@ -50,5 +50,5 @@ def _vendor() -> ModuleType | None:
         config = load()
     except ConfigError:
         return nvidia
-    known = registry.known(config)
-    return next((known[name] for name in survey.loaded(config)), None)
+    vendors = registry.all_vendors(config)
+    return next((vendors[name] for name in survey.loaded(config)), None)

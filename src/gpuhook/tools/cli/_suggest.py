@@ -8,23 +8,23 @@ from gpuhook.core.suggest import similar
 _LIKENESS = 0.75  # difflib ratio of two names; names with another meaning have less
 
 
-def misspelt(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[str]:
+def misspelt(env: Iterable[str], vendors: Mapping[str, ModuleType]) -> list[str]:
     """Return a sentence for each variable with a name similar to one that requests devices.
 
-    ``known`` are all vendors.
+    ``vendors`` are all vendors.
     """
-    chosen_by = programs(known)
+    chosen_by = programs(vendors)
     return [
         f"No vendor reads {name}. Did you mean {meant}?"
-        for name, meant in _near(env, known, chosen_by).items()
+        for name, meant in _near(env, vendors, chosen_by).items()
         if meant not in chosen_by
     ]
 
 
-def for_programs(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[str]:
+def for_programs(env: Iterable[str], vendors: Mapping[str, ModuleType]) -> list[str]:
     """Return a sentence for each variable that only selects among devices already present."""
-    names, chosen_by = [*env], programs(known)
-    near = _near(names, known, chosen_by)
+    names, chosen_by = [*env], programs(vendors)
+    near = _near(names, vendors, chosen_by)
     return [
         f"{name} only selects among the {vendor.NOUN}s of a container, and adds none: "
         f"set {next(iter(vendor.VARIABLES))}"
@@ -33,16 +33,16 @@ def for_programs(env: Iterable[str], known: Mapping[str, ModuleType]) -> list[st
     ]
 
 
-def programs(known: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
+def programs(vendors: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
     """Return the variables that programs use to select devices, each with its vendor."""
-    return {name: vendor for vendor in known.values() for name in vendor.PROGRAM_VARIABLES}
+    return {name: vendor for vendor in vendors.values() for name in vendor.PROGRAM_VARIABLES}
 
 
 def _near(
-    env: Iterable[str], known: Mapping[str, ModuleType], chosen_by: Iterable[str]
+    env: Iterable[str], vendors: Mapping[str, ModuleType], chosen_by: Iterable[str]
 ) -> dict[str, str]:
     """Return the variables that no vendor reads, each with the one it resembles."""
-    every = {*chosen_by, *(name for vendor in known.values() for name in vendor.VARIABLES)}
+    every = {*chosen_by, *(name for vendor in vendors.values() for name in vendor.VARIABLES)}
     found = {}
     for name in env:
         if name in every:

@@ -57,7 +57,7 @@ def _requests(explanation: Explanation) -> Iterator[Row]:
     grants = explanation.resolved.grants if explanation.resolved is not None else []
     granted = {grant.request.vendor: grant for grant in grants}
     for request in asking:
-        yield Row("Requests", _asked(request, explanation.known[request.vendor].TITLE))
+        yield Row("Requests", _asked(request, explanation.vendors[request.vendor].TITLE))
         facts = request.options.facts() if request.options is not None else []
         for title, text in facts:
             if text != "none":

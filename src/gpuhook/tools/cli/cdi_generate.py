@@ -177,7 +177,7 @@ def _sources(
     def source_of(vendor: contract.Vendor) -> SpecSource:
         return refreshing.source_of(vendor, config, hook, reader, **how)
 
-    known = {each.KIND: each for each in registry.known(config).values()}
+    known = {each.KIND: each for each in registry.all_vendors(config).values()}
     unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise CdiError(

@@ -137,7 +137,7 @@ def validate(file: str | None, path: str | None) -> None:
     for error in errors:
         click.echo(f"error: {error}", err=True)
     try:
-        registry.known(settings)
+        registry.all_vendors(settings)
     except ConfigError as error:
         errors.append(error)
         click.echo(f"error: {error}", err=True)
@@ -214,7 +214,7 @@ def _change(chosen: str, change: Callable[[str], str], *, dry_run: bool) -> None
         found = _text_of(chosen)
         before = default_text() if found is None else found
         text = change(before)
-        registry.known(loads(text))  # vendors check their own settings
+        registry.all_vendors(loads(text))  # vendors check their own settings
         if dry_run:
             click.echo(text, nl=False)
         elif text != before:
@@ -273,7 +273,7 @@ def _errors(text: str) -> list[ConfigError]:
     except ConfigError as error:
         return [error]
     try:
-        registry.known(settings)
+        registry.all_vendors(settings)
     except ConfigError as error:
         errors.append(error)
     return errors

@@ -58,7 +58,7 @@ def driver_folder(
         _remove(directory, as_json=as_json)
         return
     config = load(config_path)
-    vendor = contract.load(registry.known(config)[NAME])
+    vendor = contract.load(registry.all_vendors(config)[NAME])
     try:
         inventory = cache.get_inventory(config, vendor)
     except NoDriverError as error:

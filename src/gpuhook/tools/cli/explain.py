@@ -21,7 +21,7 @@ from gpuhook.tools.engines import docker_gpus, images
 from gpuhook.tools.root_folder.request import CallerRequest, settings
 from gpuhook.vendors import registry
 
-_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+_VARIABLE = next(iter(registry.BUILT_IN["nvidia"].VARIABLES))
 
 
 class _ExplainedContainer(NamedTuple):
@@ -65,7 +65,7 @@ class _ExplainedContainer(NamedTuple):
                 settings(self.environment), self.devices, self.environ, self.privileged,
                 rootfs=self.rootfs,
             )  # fmt: skip
-            return asked.spec(config, registry.known(config))
+            return asked.spec(config, registry.all_vendors(config))
         return self._spelled_out(explanation)
 
     def _spelled_out(self, explanation: Explanation) -> Spec:

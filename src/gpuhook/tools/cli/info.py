@@ -35,9 +35,9 @@ def info(config_path: str | None, output_format: str) -> None:
     if output_format == "json":
         print_json(_as_json(inventories))
     else:
-        known = registry.known(config)
+        vendors = registry.all_vendors(config)
         for number, each in enumerate(inventories):
-            _show(each, known[each.vendor], config, blank=number > 0)
+            _show(each, vendors[each.vendor], config, blank=number > 0)
     raise_last(failed)
 
 

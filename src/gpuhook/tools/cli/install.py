@@ -33,7 +33,7 @@ from gpuhook.tools.vendors.nvidia import program_links as aliases
 from gpuhook.vendors import registry
 
 _NO_HOOK = "none"
-_VARIABLE = next(iter(registry.KNOWN["nvidia"].VARIABLES))
+_VARIABLE = next(iter(registry.BUILT_IN["nvidia"].VARIABLES))
 _ROOTS = {"docker": "no rootless Docker of yours was found; for the system's Docker, "}
 
 

@@ -62,7 +62,7 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
         is_whole = not problems and os.geteuid() == 0
         print_json({**_as_json(inventories, containers, names, used), "complete": is_whole})
     else:
-        _show(inventories, registry.known(config), containers, names)
+        _show(inventories, registry.all_vendors(config), containers, names)
         _show_memory(inventories, containers, names, used)
         if files:
             every = [file for inventory in inventories for file in inventory.files]
@@ -73,7 +73,7 @@ def list_(files: bool, pod_resources: str, config_path: str | None, output_forma
 
 def _show(
     inventories: list[Inventory],
-    known: Mapping[str, ModuleType],
+    vendors: Mapping[str, ModuleType],
     containers: list[RunningContainer],
     names: Names,
 ) -> None:
@@ -82,7 +82,7 @@ def _show(
     unused = "?" if os.geteuid() else "-"
     for number, inventory in enumerate(inventories):
         rows = _rows(inventory, containers, titles, unused)
-        vendor = known[inventory.vendor]
+        vendor = vendors[inventory.vendor]
         if number:
             click.echo()
         models = [device.model for device in inventory.devices] or [vendor.NOUN]

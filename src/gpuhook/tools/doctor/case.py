@@ -46,7 +46,7 @@ class Case:
         error = ""
         try:
             config = load(config_path)
-            registry.known(config)  # vendors check their own settings
+            registry.all_vendors(config)  # vendors check their own settings
         except ConfigError as problem:
             config, error = Config(config_path), str(problem)
         return cls(Machine(), config, bin_folder(program), error)

@@ -232,7 +232,7 @@ def _numbers(case: Case, path: str) -> tuple[int, int] | None:
 def names(case: Case) -> Iterator[Finding]:
     """Compare the names of supported kinds with the devices of this host."""
     kinds = {document["kind"] for document in case.cdi.documents.values()}
-    for vendor_names in registry.known(case.config).values():
+    for vendor_names in registry.all_vendors(case.config).values():
         if vendor_names.KIND not in kinds:
             continue
         vendor = contract.load(vendor_names)

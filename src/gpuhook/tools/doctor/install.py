@@ -169,16 +169,16 @@ def _keys_without_effect(case: Case) -> Iterator[Finding]:
 
 def driver_roots(case: Case) -> Iterator[Finding]:
     """Report the driver roots, if they aren't the host's root."""
-    known = registry.known(case.config)
+    vendors = registry.all_vendors(case.config)
     for entry in case.config.driver_roots:
         vendor = entry.partition("=")[0]
-        if vendor not in known:
+        if vendor not in vendors:
             yield warning(
                 "driver-roots",
                 f"driver-roots names the vendor {shown(vendor)}, which gpuhook doesn't know",
-                f"Use one of {', '.join(known)}",
+                f"Use one of {', '.join(vendors)}",
             )
-    roots = {names.TITLE: case.config.driver_root_of(name) for name, names in known.items()}
+    roots = {names.TITLE: case.config.driver_root_of(name) for name, names in vendors.items()}
     first, *others = dict.fromkeys(roots.values())
     if others:
         places = ", ".join(f"{title} below {root}" for title, root in roots.items())
@@ -197,8 +197,8 @@ def saved_inventory(case: Case) -> Iterator[Finding]:
             f"Run chown root:root {folder} and chmod 755 {folder}",
         )
         return
-    known = registry.known(case.config).values()
-    saved = [cache.saved(case.config, contract.load(names)) for names in known]
+    vendors = registry.all_vendors(case.config).values()
+    saved = [cache.saved(case.config, contract.load(names)) for names in vendors]
     found = [inventory.sentence() for inventory in saved if inventory is not None]
     if found:
         text = f"The inventory saved in {folder} is fresh: {'; '.join(found)}"
@@ -223,7 +223,7 @@ def memory_limits(case: Case) -> Iterator[Finding]:
     if not config.limits_memory:
         return
     yield from _borders(case)
-    for each in registry.known(config).values():
+    for each in registry.all_vendors(config).values():
         vendor = contract.load(each)
         inventory = cache.saved(config, vendor)
         if inventory is None:

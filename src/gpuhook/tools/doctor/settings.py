@@ -64,5 +64,5 @@ def _differs(case: Case, record: OwnerRecord, found: Difference) -> Finding:
 
 def _inventory(case: Case, vendor: str) -> Any:
     """Return a vendor's inventory; a DriverError without its driver."""
-    names = registry.known(case.config)[vendor]
+    names = registry.all_vendors(case.config)[vendor]
     return cache.get_inventory(case.config, contract.load(names))

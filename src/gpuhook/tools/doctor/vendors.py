@@ -28,7 +28,7 @@ class VendorDoctor(NamedTuple):
 
 def doctors(config: Config) -> Iterator[VendorDoctor]:
     """Yield each vendor's part; if it is unusable, a check that reports that."""
-    for name, names in registry.known(config).items():
+    for name, names in registry.all_vendors(config).items():
         try:
             module = part("tools", names, "doctor")
             checks: VendorChecks = module.CHECKS if module else default_checks(names)

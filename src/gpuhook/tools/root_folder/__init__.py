@@ -41,7 +41,7 @@ def check(resolved: Allocation, config: Config, spec: Spec) -> None:
     for grant in resolved.grants:
         check_others(grant, config)
     if (
-        find_memory_limits(spec, config, resolved.known, resolved) is not None
+        find_memory_limits(spec, config, resolved.vendors, resolved) is not None
     ):  # protects: folder-limits
         raise MemoryLimitError(
             "The memory of these devices is to be limited, and a folder has no cgroup of a "

@@ -18,7 +18,7 @@ from gpuhook.tools.root_folder import user_files
 STDOUT = "-"
 _VISIBLE = "_VISIBLE_"  # part of the name of most variables that select devices
 
-Known = Mapping[str, ModuleType]
+VendorRegistry = Mapping[str, ModuleType]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CallerRequest:
     own: bool = False
     rootfs: str = ""
 
-    def spec(self, config: Config, known: Known) -> Spec:
+    def spec(self, config: Config, vendors: VendorRegistry) -> Spec:
         """Return the request as a spec; RequestError for a device of an unknown kind.
 
         If config.toml allows no requests by images, the file's environment is ignored, because
@@ -47,7 +47,7 @@ class CallerRequest:
         heard = config.accept_envvar_unprivileged
         # protects: folder-environment
         env = environment(self.environ, self.rootfs) if self.environ and heard else {}
-        given = [*_own(known), *self.settings] if self.own else self.settings
+        given = [*_own(vendors), *self.settings] if self.own else self.settings
         for name, value in given:
             if value is None:
                 env.pop(name, None)
@@ -55,7 +55,7 @@ class CallerRequest:
                 env[name] = value
         for name, value in self.defaults:
             env.setdefault(name, value)
-        env.update(_variables(self.devices, env, known))
+        env.update(_variables(self.devices, env, vendors))
         bounding = [] if heard and not self.privileged else ["CAP_SYS_ADMIN"]
         data = {
             "ociVersion": "1.0.2",
@@ -68,9 +68,9 @@ class CallerRequest:
         return Spec("The request", jsontext.dumps(data))
 
 
-def _own(known: Known) -> list[tuple[str, str]]:
+def _own(vendors: VendorRegistry) -> list[tuple[str, str]]:
     """Return the vendors' variables in our own environment, found by their prefixes."""
-    every = (variable for names in known.values() for variable in names.VARIABLES)
+    every = (variable for names in vendors.values() for variable in names.VARIABLES)
     heads = {f"{variable.partition(_VISIBLE)[0]}_" for variable in every if _VISIBLE in variable}
     return [pair for pair in os.environ.items() if pair[0].startswith(tuple(heads))]
 
@@ -93,9 +93,11 @@ def environment(path: str, rootfs: str) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if name and equals}
 
 
-def _variables(devices: Iterable[str], env: dict[str, str], known: Known) -> dict[str, str]:
+def _variables(
+    devices: Iterable[str], env: dict[str, str], vendors: VendorRegistry
+) -> dict[str, str]:
     """Return the variables that request exactly these devices of their vendors."""
-    by_kind = {names.KIND: names for names in known.values()}
+    by_kind = {names.KIND: names for names in vendors.values()}
     wanted: dict[str, list[str]] = {}
     for device in devices:
         parts = grammar.cdi_parts(device)

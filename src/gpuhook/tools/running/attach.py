@@ -55,18 +55,18 @@ def wanted(
 
     Options are those of the container's environment, under the policy for a start.
     """
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     named = changes.named(words, container.inventories, config)
     process = container.spec.data.get("process")
     env = process.get("env") if isinstance(process, dict) else None
     pairs = [word.partition("=") for word in env or () if isinstance(word, str)]
-    selecting = {variable for names in known.values() for variable in names.VARIABLES}
+    selecting = {variable for names in vendors.values() for variable in names.VARIABLES}
     heard = tuple((name, value) for name, _, value in pairs if name not in selecting)
     if not config.accept_envvar_unprivileged:
         heard = ()
     driver = tuple(f"{names.KIND}=none" for names, _, _ in named)
-    request = CallerRequest(heard, driver).spec(config, known)
-    allocation = resolve(request.data, config, known, inventories=container.inventories)
+    request = CallerRequest(heard, driver).spec(config, vendors)
+    allocation = resolve(request.data, config, vendors, inventories=container.inventories)
     granted = {each.vendor.names.NAME: each for each in allocation.grants} if allocation else {}
     record = container.record()
     before = {(each["vendor"], name) for each in record["given"] for name in each["selected"]}

@@ -136,7 +136,7 @@ def _resolved(
 ) -> list[Found]:
     """Return the devices that gpu-py, or its hook that Docker adds for --gpus, gives it."""
     ours = {each.vendor: each for each in inventories}
-    vendors = {name: each for name, each in registry.known(config).items() if name in ours}
+    vendors = {name: each for name, each in registry.all_vendors(config).items() if name in ours}
     try:
         made = resolve(spec, config, vendors, container=container, save=False, inventories=ours)
     except GpuhookError:
@@ -149,11 +149,11 @@ def _of_documents(
     requests: list[Any], config: Config, inventories: Collection[Inventory]
 ) -> Iterator[Found]:
     """Yield the devices that Docker gave from CDI specs (--device nvidia.com/gpu=0)."""
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     for name in docker_gpus.cdi_names(requests):
         kind, _, device = name.partition("=")
         for inventory in inventories:
-            vendor = known[inventory.vendor]
+            vendor = vendors[inventory.vendor]
             if kind == vendor.KIND:
                 with contextlib.suppress(GpuhookError):  # the device is gone
                     yield from ((inventory, each) for each in select([device], inventory, vendor))

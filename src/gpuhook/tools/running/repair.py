@@ -86,13 +86,13 @@ def _restore_memory_limits(
     if not entries:
         return ()
     written = _written(container, process)
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     inventories = list(inventories)
-    limits = recorded(entries, inventories, known, config)
+    limits = recorded(entries, inventories, vendors, config)
     tree, folder = dmem.place_of(process, written=written)
     now = limits.used(tree, [folder])[folder] if limits is not None else {}
     lost = [each for each in entries if not _holds(each, now)]
-    again = recorded(lost, inventories, known, config)
+    again = recorded(lost, inventories, vendors, config)
     if again is not None:
         again.set(process, written)
     return tuple(each["device"] for each in lost)

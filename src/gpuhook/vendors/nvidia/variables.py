@@ -55,8 +55,8 @@ class NvidiaOptions(Record):
     ``capabilities`` are the parts of the driver, sorted; ``requirements`` the image's
     conditions, ignored if ``requirements_disabled``; ``imex_channels`` are numbers; ``mig_config``
     and ``mig_monitor`` the devices whose MIG it manages (None: none); ``features`` the requested
-    drivers of other vendors, sorted. ``mps`` are the fields of ``mps.Wish``, () if no device is
-    shared by MPS.
+    drivers of other vendors, sorted. ``mps`` are the fields of ``mps.MpsRequest``, () if no device
+    is shared by MPS.
     """
 
     capabilities: tuple[str, ...] = ()

@@ -158,7 +158,7 @@ def test_the_name_or_kind_of_a_built_in_vendor_cannot_be_declared(
     file = tmp_path / "config.toml"
     file.write_text(LEAST.replace(old, new))
     with pytest.raises(ConfigError, match=f"{word} is NVIDIA's already"):
-        registry.known(loads(file.read_text()))
+        registry.all_vendors(loads(file.read_text()))
     done = CliRunner().invoke(cli, ["config", "validate", str(file)])
     assert done.exit_code == 1
     assert f"{word} is NVIDIA's already" in done.stderr

@@ -60,7 +60,7 @@ def _lease(folder: Path) -> None:
 def _inventory(folder: Path) -> None:
     config = Config()
     config.state_dir = str(folder)
-    vendor = contract.load(registry.KNOWN["amd"])
+    vendor = contract.load(registry.BUILT_IN["amd"])
     with StateDirectory.opened(str(folder)) as opened, cache._QueryTurn(opened, config, vendor):
         pass
 

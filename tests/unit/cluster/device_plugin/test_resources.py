@@ -46,7 +46,7 @@ def machine(root: Path, *gpus: Gpu, lost: tuple[int, ...] = ()) -> Nvidias:
 def offered(*inventories: Inventory, **facts: Any) -> Answer:
     health, links = facts.pop("health", None), facts.pop("links", None)
     config = facts.pop("config", None) or Config()
-    found = [(contract.load(registry.KNOWN[each.vendor]), each) for each in inventories]
+    found = [(contract.load(registry.BUILT_IN[each.vendor]), each) for each in inventories]
     return resources(found, settings_of(**facts), config, health, links)
 
 
@@ -290,7 +290,7 @@ def test_a_failing_vendor_does_not_affect_the_others(tmp_path: Path) -> None:
 
 def test_a_vendor_without_a_variable_is_offered_only_by_mounts(tmp_path: Path) -> None:
     found = paper.machine("amd", tmp_path, 1)
-    with mock.patch.object(registry.KNOWN["amd"], "VARIABLES", {}):
+    with mock.patch.object(registry.BUILT_IN["amd"], "VARIABLES", {}):
         state, warnings = offered(found)
         assert state.resources == ()
         assert ["no variable" in each for each in warnings] == [True]

@@ -23,7 +23,7 @@ def plan(kind: str = "GpuConfig", **parameters: Any) -> Any:
     told = {"apiVersion": claim_config.APIS[0], "kind": kind, **parameters}
     given = {"opaque": {"driver": "d", "parameters": told}}
     part = kind != "GpuConfig"
-    return configs.wish([given], "d", "a", registry.KNOWN["nvidia"], is_part=part).plan
+    return configs.wish([given], "d", "a", registry.BUILT_IN["nvidia"], is_part=part).plan
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_null_values_of_mig_configurations_count_as_missing(sharing: Any) -> Non
 def test_null_values_of_gpuhooks_configuration_count_as_missing() -> None:
     told = {"apiVersion": configs.API, "kind": configs.KIND, "memory": None}
     given = {"opaque": {"driver": "d", "parameters": told}}
-    nvidia = registry.KNOWN["nvidia"]
+    nvidia = registry.BUILT_IN["nvidia"]
     assert configs.wish([given], "d", "a", nvidia, is_part=False) == configs.DeviceConfig()
 
 
@@ -178,7 +178,7 @@ def test_any_configuration_is_read_or_refused(every: list[Any], vendor: str, is_
     given = [{"source": "FromClaim", "opaque": {"driver": "d", "parameters": one}} for one in every]
     error, found = "", configs.DeviceConfig()
     try:
-        found = configs.wish(given, "d", "a", registry.KNOWN[vendor], is_part=is_part)
+        found = configs.wish(given, "d", "a", registry.BUILT_IN[vendor], is_part=is_part)
     except RequestError as refusal:
         error = str(refusal)
     assert error == "" or error.isprintable()

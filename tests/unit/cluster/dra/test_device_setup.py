@@ -43,11 +43,11 @@ def test_without_a_driver_mps_daemons_are_still_stopped(
 ) -> None:
     stopped: list[str] = []
 
-    class Keeper:
+    class MpsController:
         def __init__(self, config: Config, *_: object, **__: object) -> None:
             self.stop = lambda: stopped.append(config.state_dir)
 
-    monkeypatch.setattr(claim_config, "Keeper", Keeper)
+    monkeypatch.setattr(claim_config, "MpsController", MpsController)
     folder = tmp_path / "mps"
     folder.mkdir()
     effects().undo(SLICE, print)

@@ -32,7 +32,7 @@ NODE = Choices("n1")
 
 
 def published(*inventories: Inventory, choices: Choices = NODE) -> list[Object]:
-    found = [(contract.load(registry.KNOWN[each.vendor]), each) for each in inventories]
+    found = [(contract.load(registry.BUILT_IN[each.vendor]), each) for each in inventories]
     made, _ = objects(found, choices, Config())
     return made
 
@@ -81,7 +81,7 @@ def test_declared_vendors_devices_are_published(
     nodes = declared_vendors.simulated(root, config, name, 2).nodes
     monkeypatch.setattr(DeviceNode, "of", lambda path, *_: nodes.get(path))
     inventory = declared_vendors.looked_at(root, config, name)
-    vendor = contract.load(registry.known(config)[name])
+    vendor = contract.load(registry.all_vendors(config)[name])
     made, _ = objects([(vendor, inventory)], NODE, config)
     check(made)
     assert {*classes(made)} == {vendor.names.KIND.partition("/")[0]}
@@ -201,7 +201,7 @@ def test_quantities_are_written_exactly(count: int) -> None:
 
 def test_a_device_that_cannot_be_used_is_tainted(tmp_path: Path) -> None:
     inventory = paper.machine("gaudi", tmp_path, reset="2")
-    vendor = contract.load(registry.KNOWN["gaudi"])
+    vendor = contract.load(registry.BUILT_IN["gaudi"])
     made, warnings = objects([(vendor, inventory)], NODE, Config())
     check(made)
     taints = {name: each["taints"] for name, each in devices(made).items() if "taints" in each}
@@ -219,9 +219,9 @@ def test_a_device_without_its_node_is_tainted(tmp_path: Path) -> None:
 def test_without_nvml_gpus_are_published_without_its_values(tmp_path: Path) -> None:
     """NVML can't be called here: the GPUs are there, without values that only NVML has."""
     nvidia = machines.machine(machines.gpu(0, 3))
-    vendor = contract.load(registry.KNOWN["nvidia"])
+    vendor = contract.load(registry.BUILT_IN["nvidia"])
     amd = paper.machine("amd", tmp_path)
-    others = contract.load(registry.KNOWN["amd"])
+    others = contract.load(registry.BUILT_IN["amd"])
     made, warnings = objects([(vendor, nvidia), (others, amd)], NODE, Config())
     check(made)
     [name] = [each for each in devices(made) if each.startswith("gpu-00000000")]
@@ -259,7 +259,7 @@ def test_the_default_of_a_claim_is_one_memory_share(
 )
 def test_a_device_without_enforceable_limits_is_not_shared(tmp_path: Path) -> None:
     """No kernel here has dmem for that driver: a share would be all of the GPU."""
-    vendor = contract.load(registry.KNOWN["amd"])
+    vendor = contract.load(registry.BUILT_IN["amd"])
     choices = Choices("n1", shares={"amd": 4})
     made, warnings = objects([(vendor, paper.machine("amd", tmp_path))], choices, Config())
     check(made)
@@ -281,7 +281,7 @@ def test_devices_shared_by_mps_are_not_published(words: str, kept: set[int]) -> 
     inventory = machines.machine(machines.gpu(0, 3), machines.gpu(1, 4))
     config = Config()
     config.mps_devices = words
-    vendor = contract.load(registry.KNOWN["nvidia"])
+    vendor = contract.load(registry.BUILT_IN["nvidia"])
     made, warnings = objects([(vendor, inventory)], NODE, config)
     check(made)
     assert {int(name.split("-")[1]) for name in devices(made)} == kept
@@ -295,7 +295,7 @@ def test_partitions_of_a_gpu_shared_by_mps_are_not_published() -> None:
     inventory = machines.machine(machines.gpu(0, 3, parts), machines.gpu(1, 4))
     config = Config()
     config.mps_devices = "0"
-    found = [(contract.load(registry.KNOWN["nvidia"]), inventory)]
+    found = [(contract.load(registry.BUILT_IN["nvidia"]), inventory)]
     assert len(devices(objects(found, NODE, Config())[0])) == 3
     assert len(devices(objects(found, NODE, config)[0])) == 1
 
@@ -312,7 +312,7 @@ def test_devices_in_use_are_withheld_with_their_possible_partitions(
     whole = plain(1, id="GPU-1", counters="set-1", uses={"c0": 1})
     every = [plain(0, id="GPU-0"), whole, *parted(1, 2), *parted(2, 2)]
     assert sum(many(*every, release=release, **{"1": COUNTERS, "2": COUNTERS})) == len(every)
-    vendor = contract.load(registry.KNOWN["nvidia"])
+    vendor = contract.load(registry.BUILT_IN["nvidia"])
     choices = Choices("n1", kubernetes=release)
     drivers, _ = dra.described([(vendor, machines.machine())], choices, Config())
     taken = {("nvidia", "GPU-1"), ("amd", "GPU-0")}

@@ -20,7 +20,7 @@ from gpuhook.core import contract
 from gpuhook.vendors import registry
 
 HOOK = "/usr/bin/gpuhook-cdi-hook"
-NVIDIA, AMD = registry.KNOWN["nvidia"], registry.KNOWN["amd"]
+NVIDIA, AMD = registry.BUILT_IN["nvidia"], registry.BUILT_IN["amd"]
 
 
 @pytest.mark.protects("dra-limit-hook", "a document with a limit has the hook that sets it")

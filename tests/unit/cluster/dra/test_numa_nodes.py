@@ -87,7 +87,7 @@ def attributes(root: Path, *, lists: bool) -> list[Any]:
     inventory = paper.machine("amd", root, 2)
     for one, numa in zip(inventory.devices, ("3", "-1"), strict=True):
         device(root, numa, one.bus_id)
-    vendor = contract.load(registry.KNOWN["amd"])
+    vendor = contract.load(registry.BUILT_IN["amd"])
     made, _ = objects([(vendor, inventory)], Choices("n1", lists=lists), Config())
     if not lists:
         check(made)
@@ -106,7 +106,7 @@ def test_numa_lists_are_published_only_where_accepted(tmp_path: Path) -> None:
 
 def test_slices_with_lists_have_fewer_devices() -> None:
     """The API server takes 64 where a device has a list, and 128 otherwise."""
-    vendor = contract.load(registry.KNOWN["nvidia"])
+    vendor = contract.load(registry.BUILT_IN["nvidia"])
     found = {f"gpu-{at}": PublishedDevice(f"gpu-{at}", "", {}) for at in range(100)}
     for value, sizes in ((3, [100]), ((3, 2), [64, 36])):
         driver = dra.SliceDriver("gpu.nvidia.com", dict(found))

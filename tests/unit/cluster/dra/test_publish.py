@@ -194,7 +194,9 @@ class Machine:
     """The devices of a simulated machine, as --dry-run prints them."""
 
     def __init__(self, vendor: str, root: Path, count: int) -> None:
-        self.found = [(contract.load(registry.KNOWN[vendor]), paper.machine(vendor, root, count))]
+        self.found = [
+            (contract.load(registry.BUILT_IN[vendor]), paper.machine(vendor, root, count))
+        ]
 
     def objects(self, kubernetes: tuple[int, int]) -> Sequence[Object]:
         choices = dra.Choices("n1", kubernetes=kubernetes)

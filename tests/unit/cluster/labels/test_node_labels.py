@@ -24,7 +24,7 @@ from gpuhook.vendors import registry
 
 
 def made(*inventories: Inventory) -> dict[str, str]:
-    found = [(contract.load(registry.KNOWN[each.vendor]), each) for each in inventories]
+    found = [(contract.load(registry.BUILT_IN[each.vendor]), each) for each in inventories]
     made, warnings, failed = labels(found, Settings(), Config())
     assert not warnings
     assert not failed
@@ -64,7 +64,7 @@ def test_different_amd_gpus_give_labels_with_counts(tmp_path: Path) -> None:
 
 
 def test_a_failing_driver_is_reported_and_gives_no_labels(tmp_path: Path) -> None:
-    vendor = contract.load(registry.KNOWN["nvidia"])
+    vendor = contract.load(registry.BUILT_IN["nvidia"])
     found, _, failed = labels(
         [(vendor, machines.machine(machines.gpu(0, 0)))], Settings(), Config()
     )
@@ -74,7 +74,7 @@ def test_a_failing_driver_is_reported_and_gives_no_labels(tmp_path: Path) -> Non
 
 def test_an_invalid_label_value_is_left_out_with_a_warning(tmp_path: Path) -> None:
     machine = paper.machine("amd", tmp_path, 1, model="Ätna/1")
-    vendor = contract.load(registry.KNOWN["amd"])
+    vendor = contract.load(registry.BUILT_IN["amd"])
     found, warnings, _ = labels([(vendor, machine)], Settings(), Config())
     assert "amd.com/gpu.product-name" not in found
     assert any("amd.com/gpu.product-name" in each for each in warnings)

@@ -42,8 +42,8 @@ class Machine:
         for name in ("amd", "gaudi"):
             every[name] = paper.machine(name, folder / name)  # type: ignore[assignment]
         self.inventories = every
-        known = {name: registry.KNOWN[name] for name in every}
-        monkeypatch.setattr(registry, "known", lambda _: known)
+        known = {name: registry.BUILT_IN[name] for name in every}
+        monkeypatch.setattr(registry, "all_vendors", lambda _: known)
         monkeypatch.setattr(cache, "get_inventory", self._inventory)
         status, real = os.stat("/dev/null"), os.stat
         monkeypatch.setattr(

@@ -19,7 +19,7 @@ Pairs = tuple[tuple[str, str], ...]
 LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
     **{
         name: ((f"{name}=" + "0," * MANY,), (), ())
-        for each in registry.KNOWN.values()
+        for each in registry.BUILT_IN.values()
         for name in (*each.VARIABLES, *each.LEGACY)
     },
     **{

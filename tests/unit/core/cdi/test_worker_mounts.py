@@ -14,7 +14,7 @@ from gpuhook.core.cdi import apply, hook_args, worker_mounts
 from gpuhook.core.cdi.generate import SpecSource, generate
 from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.nvidia.vendor import VENDOR
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 WORDS = ["12", "3", "4", "5", "/bundle"]
 FOLDER = "/x"
@@ -74,11 +74,11 @@ def applied(
 ) -> Spec:
     """Return the spec as a helper with those words would find it."""
     devices = names or ("nvidia.com/gpu=0",)
-    resolved = Allocation([], Config(), KNOWN, cdi_devices=devices)
+    resolved = Allocation([], Config(), BUILT_IN, cdi_devices=devices)
     if not words:
         return apply.apply_to_spec(spec, edited)
     found, place, kind = worker_mounts.apply_to_spec(
-        spec, edited, resolved.cdi_devices, resolved.known, Config(), FOLDER
+        spec, edited, resolved.cdi_devices, resolved.vendors, Config(), FOLDER
     )
     assert kind == "nvidia.com/gpu"
     return worker_mounts.with_words(found, place, ["--helper", *words])

@@ -25,8 +25,8 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.core.records import choice, leases, records
 from gpuhook.vendors import registry
 
-VENDORS = [name for name in registry.KNOWN if name != "nvidia"]
-VARIABLES = [(name, variable) for name in VENDORS for variable in registry.KNOWN[name].VARIABLES]
+VENDORS = [name for name in registry.BUILT_IN if name != "nvidia"]
+VARIABLES = [(name, variable) for name in VENDORS for variable in registry.BUILT_IN[name].VARIABLES]
 Start = Callable[..., list[str]]
 
 
@@ -35,7 +35,7 @@ class Host:
 
     def __init__(self, inventory: Inventory, state: Path) -> None:
         self.inventory = inventory
-        self.names = registry.KNOWN[inventory.vendor]
+        self.names = registry.BUILT_IN[inventory.vendor]
         self.config = Config()
         self.config.state_dir = str(state)
         self.variable = next(iter(self.names.VARIABLES))
@@ -339,7 +339,7 @@ def test_concurrent_starts_choose_different_devices(
 def test_a_device_of_another_container_is_refused_before_recording(gpus: Host) -> None:
     gpus.config.exclusive = ("nvidia.com/gpu",)
     assert gpus.start("a") == ["0"]
-    kind = (registry.KNOWN["nvidia"].KIND,)
+    kind = (registry.BUILT_IN["nvidia"].KIND,)
     wanted = {"given": [records.given(gpus.names, gpus.inventory, gpus.inventory.devices[:1], ())]}
     with pytest.raises(HeldError, match="in use by the container a"):
         leases.refuse(wanted, records.read_every(gpus.config.state_dir, "x"), kind)

@@ -18,7 +18,7 @@ from gpuhook.core import spec_devices
 from gpuhook.core.inventory.model import Device, DeviceNode, Inventory
 from gpuhook.core.records import exclusive_request, leases
 from gpuhook.core.resolve import Allocation
-from gpuhook.vendors.registry import known
+from gpuhook.vendors.registry import all_vendors
 
 KIND = "acme.example/npu"
 CARD = "maker.example/card"
@@ -54,7 +54,7 @@ def described(
     assert resolved is not None
     whole = Spec("spec", json.dumps(spec))
     return resolved, exclusive_request.describe(
-        STATE, whole, resolved.grants, resolved.cdi_devices, known(config), config
+        STATE, whole, resolved.grants, resolved.cdi_devices, all_vendors(config), config
     )
 
 
@@ -76,7 +76,7 @@ def test_only_a_request_for_exclusive_devices_is_checked(
     resolved, record = described(spec_with(f"ACME_VISIBLE_DEVICES={word}"), config, npus)
     assert bool(leases.wants(record, kinds)) == concerned
     spec = Spec("spec", json.dumps(spec_with()))
-    assert exclusive_request.check(spec, resolved, known(config), config) == concerned
+    assert exclusive_request.check(spec, resolved, all_vendors(config), config) == concerned
 
 
 def test_a_device_part_is_recorded_with_its_whole_device(npus: Inventory) -> None:
@@ -176,7 +176,7 @@ def held(spec: dict[str, Any], *kinds: str, config: Config | None = None) -> dic
     """Return the record of a container that asked us for nothing."""
     config = config or config_of(*kinds)
     return exclusive_request.describe(
-        STATE, Spec("/spec", json.dumps(spec)), (), (), known(config), config
+        STATE, Spec("/spec", json.dumps(spec)), (), (), all_vendors(config), config
     )
 
 
@@ -328,9 +328,13 @@ def test_a_privileged_container_holds_only_its_requested_cdi_devices(cards: Conf
     spec["linux"] = {**spec["linux"], "devices": every, "resources": EVERYTHING}
     spec["process"].update(PRIVILEGED)
     whole = Spec("/spec", json.dumps(spec))
-    record = exclusive_request.describe(STATE, whole, (), (f"{CARD}=uuid-a",), known(cards), cards)
+    record = exclusive_request.describe(
+        STATE, whole, (), (f"{CARD}=uuid-a",), all_vendors(cards), cards
+    )
     assert record["nodes"] == {CARD: {"240:1": f"{CARD}=a", "240:11": f"{CARD}=a"}}
-    assert exclusive_request.describe(STATE, whole, (), (), known(cards), cards)["nodes"] == {}
+    assert (
+        exclusive_request.describe(STATE, whole, (), (), all_vendors(cards), cards)["nodes"] == {}
+    )
 
 
 @pytest.mark.parametrize(

@@ -509,7 +509,7 @@ def test_a_record_stays_small_whatever_image_and_user_wrote() -> None:
     names = tuple(f"{number}" * 60 for number in range(1000))
     request = Request("acme", source="environment", devices=names, selectors=names)
     grant = Grant(Vendor(), request, Inventory("acme", "/", "1", (), ()), ())
-    grant.vendor.names = registry.KNOWN["nvidia"]
+    grant.vendor.names = registry.BUILT_IN["nvidia"]
     state = ContainerState("id", 7, BUNDLE, None)
     for annotations in (None, ["none"], {"io.kubernetes.cri.sandbox-name": "x" * 10**6}):
         record = records.describe(state, annotations, [grant])

@@ -22,7 +22,7 @@ FOREIGN = (
     "k8s.device-plugin.nvidia.com/gds=0", "nvidia.com/gpux=0", "nvidia.com/GPU=0",
     "x.nvidia.com/gpu=0", "xnvidia.com/gpu=0", "nvidia.com.x/gpu=0", "intel.com/nic=0",
 )  # fmt: skip
-VARIABLES = [name for names in registry.KNOWN.values() for name in names.VARIABLES]
+VARIABLES = [name for names in registry.BUILT_IN.values() for name in names.VARIABLES]
 
 
 @pytest.fixture(autouse=True)

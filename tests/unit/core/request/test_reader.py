@@ -317,7 +317,7 @@ def test_a_device_plugins_mount_folder_is_refused_without_its_setting() -> None:
 
 
 def test_every_vendor_has_its_own_folder_for_device_plugin_mounts() -> None:
-    known = registry.known(loads(tables()["tpu"])).values()
+    known = registry.all_vendors(loads(tables()["tpu"])).values()
     assert len(known) > 7
     folders = [names.MOUNTS for names in known]
     assert folders == [f"/var/run/{names.NAME}-container-devices" for names in known]
@@ -331,7 +331,7 @@ accept-nvidia-visible-devices-as-volume-mounts = true
 """
 EVERY_VARIABLE = [
     (names.NAME, variable)
-    for names in registry.known(loads(DECLARING)).values()
+    for names in registry.all_vendors(loads(DECLARING)).values()
     for variable in names.VARIABLES
 ]
 
@@ -344,7 +344,7 @@ def test_variables_are_ignored_with_the_kubernetes_base_settings(
     vendor: str, variable: str
 ) -> None:
     config = loads(f"{BASE}{DECLARING}")
-    names = registry.known(config)[vendor]
+    names = registry.all_vendors(config)[vendor]
     loaded = contract.load(names)
     for value in ("all", "0", f"{names.KIND}=all", f"{names.KIND}=0"):
         spec = spec_of(f"{variable}={value}", "CUDA_VERSION=12.2")
@@ -360,7 +360,7 @@ def test_variables_are_ignored_with_the_kubernetes_base_settings(
 
 def test_mounts_name_gaudi_devices_by_index_before_bus_id() -> None:
     """A Gaudi's number by which it is seated is another one's than its index."""
-    gaudi = registry.KNOWN["gaudi"]
+    gaudi = registry.BUILT_IN["gaudi"]
     spec = {"mounts": [{"source": "/dev/null", "destination": f"{gaudi.MOUNTS}/0"}]}
     reader = SpecReader(spec, config_of(accept_volume_mounts=True))
     request = reader.read(gaudi, contract.load(gaudi))

@@ -122,7 +122,7 @@ HEARD: dict[str, object] = {"accept_annotations": True}
 FIELDS = {
     **{
         name: Field(name, vendor=names.NAME)
-        for names in registry.KNOWN.values()
+        for names in registry.BUILT_IN.values()
         for name in names.VARIABLES
     },
     "of a declared vendor": Field("MAKER_VISIBLE_DEVICES", vendor="maker"),
@@ -167,7 +167,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Inventories
     config.cdi_spec_dirs = (str(place / "cdi"),)
     found: Inventories = {
         vendor: paper.machine(vendor, place / vendor, 16)
-        for vendor in registry.KNOWN
+        for vendor in registry.BUILT_IN
         if vendor not in ("nvidia", "ascend")
     }
     found["ascend"] = paper.machine("ascend", place / "ascend", 16, vnpus="116,117")

@@ -94,15 +94,15 @@ def test_a_mig_device_needs_its_own_nodes_and_its_gpus() -> None:
 
 def test_device_files_are_below_the_driver_root(tmp_path: Path) -> None:
     inventory = paper.machine("amd", tmp_path, 2)
-    found = owned(inventory=inventory, vendor=contract.load(registry.KNOWN["amd"]))
+    found = owned(inventory=inventory, vendor=contract.load(registry.BUILT_IN["amd"]))
     assert len(found) == 2
     assert all(path.startswith(f"{tmp_path}/dev/") for each in found for path in each.files)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.KNOWN if name != "nvidia"])
+@pytest.mark.parametrize("name", [name for name in registry.BUILT_IN if name != "nvidia"])
 def test_a_jobs_device_id_selects_that_device_alone(name: str, tmp_path: Path) -> None:
     inventory = paper.machine(name, tmp_path)
-    names = registry.KNOWN[name]
+    names = registry.BUILT_IN[name]
     spaces = next(iter(names.VARIABLES.values()))
     found = owned(inventory=inventory, vendor=contract.load(names))
     assert found

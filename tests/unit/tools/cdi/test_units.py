@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuhook.tools.cdi import units
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 SOURCES = Path(units.__file__).parent / "units"
 RULES = "70-gpuhook-cdi-refresh.rules"
@@ -28,11 +28,11 @@ def text(system: Path, command: str = "/opt/bin/gpuhook", state: str = "/var/lib
 
 def test_the_udev_rule_matches_every_vendor() -> None:
     modules, devices = lines(RULES)
-    words = [word for names in KNOWN.values() for word in names.DRIVER_WORDS]
+    words = [word for names in BUILT_IN.values() for word in names.DRIVER_WORDS]
     [found] = re.findall(r'SUBSYSTEM=="module", KERNEL=="([^"]*)"', modules)
     assert set(found.split("|")) == {f"*{word}*" for word in words}
     [found] = re.findall(r'SUBSYSTEM=="pci", ENV{PCI_ID}=="([^"]*)"', devices)
-    ids = [names.PCI_VENDOR.upper() for names in KNOWN.values() if names.PCI_VENDOR]
+    ids = [names.PCI_VENDOR.upper() for names in BUILT_IN.values() if names.PCI_VENDOR]
     assert set(found.split("|")) == {f"{each}:*" for each in ids}
 
 

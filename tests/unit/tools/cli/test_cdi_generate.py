@@ -83,9 +83,9 @@ def test_output_option_selects_the_path_and_format(
 def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A machine with devices of two vendors; return the kinds of their documents."""
     there = {name: paper.machine(name, tmp_path / name, 1) for name in ("amd", "gaudi")}
-    for name, names in registry.KNOWN.items():
+    for name, names in registry.BUILT_IN.items():
         monkeypatch.setattr(type(contract.load(names)), "discover", partial(_found, there, name))
-    return [registry.KNOWN[name].KIND for name in there]
+    return [registry.BUILT_IN[name].KIND for name in there]
 
 
 def _found(there: dict[str, Inventory], name: str, *_: object) -> Inventory:

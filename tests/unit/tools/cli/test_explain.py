@@ -70,7 +70,7 @@ def test_control_characters_in_an_explanation_are_escaped() -> None:
     inventory = machine(gpu(0, 0))
     inventory.root = hostile
     explanation.progress.inventories = [inventory]
-    explanation.resolved = Allocation([], Config(), registry.KNOWN, absent=(hostile,))
+    explanation.resolved = Allocation([], Config(), registry.BUILT_IN, absent=(hostile,))
     explanation.mode = "hook"
     explanation.operations = [ApplyDocument(hostile, hostile, {}, hostile)]
     explanation.undone = [Symlink(hostile, hostile, replace=False, reason=hostile)]
@@ -83,7 +83,7 @@ def test_control_characters_in_an_explanation_are_escaped() -> None:
     assert explanation.to_json()["hints"] == [hostile]
 
 
-EVERY = [name for names in registry.KNOWN.values() for name in names.VARIABLES]
+EVERY = [name for names in registry.BUILT_IN.values() for name in names.VARIABLES]
 
 
 @pytest.mark.parametrize("variable", EVERY)
@@ -103,7 +103,7 @@ def test_a_misspelt_variable_yields_a_hint(
     assert found["hints"] == [hint]
 
 
-@pytest.mark.parametrize(("variable", "vendor"), programs(registry.KNOWN).items())
+@pytest.mark.parametrize(("variable", "vendor"), programs(registry.BUILT_IN).items())
 def test_a_variable_that_only_selects_among_devices_yields_a_hint(
     tmp_path: Path, variable: str, vendor: ModuleType
 ) -> None:
@@ -303,7 +303,7 @@ def test_warnings_are_in_the_text_and_in_the_json() -> None:
     grant = granted(asked("all", capabilities=("video",)), machine(gpu(0, 0)))
     explanation.progress.requests.append(grant.request)
     explanation.progress.inventories.append(grant.inventory)
-    explanation.resolved = Allocation([grant], Config(), registry.KNOWN)
+    explanation.resolved = Allocation([grant], Config(), registry.BUILT_IN)
     assert explanation.to_json()["warnings"] == ["video lacks libnvcuvid"]
     assert "Warning:         video lacks libnvcuvid" in explanation.to_text().splitlines()
     assert Row("Warning", "video lacks libnvcuvid", "poor") in rows(explanation)

@@ -32,8 +32,8 @@ def call(finds: Callable[..., None], config: list[str]) -> Call:
 
 
 def without(monkeypatch: pytest.MonkeyPatch, vendor: str) -> None:
-    known = {name: names for name, names in registry.KNOWN.items() if name != vendor}
-    monkeypatch.setattr(registry, "KNOWN", known)
+    known = {name: names for name, names in registry.BUILT_IN.items() if name != vendor}
+    monkeypatch.setattr(registry, "BUILT_IN", known)
 
 
 @pytest.mark.parametrize(
@@ -176,17 +176,17 @@ def devices(vendor: str, *models: str) -> Inventory:
     return Inventory(vendor, "/", "1", every, ())
 
 
-@pytest.mark.parametrize("vendor", [name for name in registry.KNOWN if name != "nvidia"])
+@pytest.mark.parametrize("vendor", [name for name in registry.BUILT_IN if name != "nvidia"])
 @pytest.mark.parametrize("models", [(), ("X100",), ("X100", "")])
 def test_listing_names_the_vendor_when_device_names_do_not(
     vendor: str, models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the devices' own names or those above them, without and with NVIDIA devices."""
-    title = registry.KNOWN[vendor].TITLE
+    title = registry.BUILT_IN[vendor].TITLE
     for inventories in ([devices(vendor, *models)], [machine(gpu(0, 3)), devices(vendor, *models)]):
-        listing._show(inventories, registry.KNOWN, [], Names())
+        listing._show(inventories, registry.BUILT_IN, [], Names())
         assert title in capsys.readouterr().out
-    listing._show([devices(vendor, f"{title} X100")], registry.KNOWN, [], Names())
+    listing._show([devices(vendor, f"{title} X100")], registry.BUILT_IN, [], Names())
     assert capsys.readouterr().out.startswith("INDEX")
 
 
@@ -195,7 +195,7 @@ def test_device_users_are_shown_as_unknown_without_root(
     user: int, sign: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
-    listing._show([machine(gpu(0, 3))], registry.KNOWN, [], Names())
+    listing._show([machine(gpu(0, 3))], registry.BUILT_IN, [], Names())
     assert capsys.readouterr().out.splitlines()[1].split()[-1] == sign
 
 
@@ -213,7 +213,7 @@ def test_lost_gpus_are_marked(
     """In their place in the table, below it, and in JSON."""
     there = machine(gpu(2, 3, (mig(0, 1, 12, 13),)), gpu(3, 4))
     there.lost = lost
-    listing._show([there], registry.KNOWN, [], Names())
+    listing._show([there], registry.BUILT_IN, [], Names())
     printed = capsys.readouterr().out
     header, *rows = (line.split() for line in printed.removesuffix(sentence).splitlines())
     assert ("STATE" in header) is bool(lost)
@@ -228,7 +228,7 @@ def test_lost_gpus_are_marked(
 def test_an_unusable_device_is_marked_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     found = devices("amd", "X100", "X200")
     found.devices[1].__dict__["state"] = "the driver refuses it"
-    listing._show([found], registry.KNOWN, [], Names())
+    listing._show([found], registry.BUILT_IN, [], Names())
     first, second, sentence = capsys.readouterr().out.splitlines()[-3:]
     assert (first.split()[1], second.split()[1]) == ("-", "unusable")
     assert sentence == "AMD GPU 1 can't be used: the driver refuses it."

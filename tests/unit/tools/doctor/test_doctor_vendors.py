@@ -17,7 +17,7 @@ from gpuhook.tools.doctor import Finding, examine
 from gpuhook.tools.doctor.checks import STEPS
 from gpuhook.tools.doctor.report import write_report
 from gpuhook.tools.doctor.vendors import doctors
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 ACME = """
 from gpuhook.tools.doctor.case import VendorChecks
@@ -46,11 +46,11 @@ BROKEN = {
     ACME.replace("(acme_host,)", "1"): "TypeError: 'int' object is not iterable",
 }
 
-Known = Callable[..., AbstractContextManager[None]]
+VendorFolders = Callable[..., AbstractContextManager[None]]
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Known:
+def known(tmp_path: Path) -> VendorFolders:
     return partial(vendors.known, tmp_path / "packages")
 
 
@@ -58,7 +58,9 @@ def _by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def test_vendor_checks_run_before_and_after_the_general_checks(tree: Tree, known: Known) -> None:
+def test_vendor_checks_run_before_and_after_the_general_checks(
+    tree: Tree, known: VendorFolders
+) -> None:
     tree.driver()
     with known("acme", doctor=ACME):
         order = [finding.check for finding in examine(tree.case)]
@@ -82,7 +84,9 @@ def test_nvidia_checks_run_in_diagnostic_order(tree: Tree) -> None:
     assert order[len(first) + 1] == "launchers"
 
 
-def test_a_vendor_without_a_doctor_is_examined_if_it_has_a_device(tree: Tree, known: Known) -> None:
+def test_a_vendor_without_a_doctor_is_examined_if_it_has_a_device(
+    tree: Tree, known: VendorFolders
+) -> None:
     names = '\nPCI_VENDOR = "ac3e"\n'
     tree.write("/sys/bus/pci/devices/0000:10:00.0/vendor", "0xac3d\n")
     with known("plain", names=vendors.NAMES.format(name="plain", upper="PLAIN") + names):
@@ -92,7 +96,9 @@ def test_a_vendor_without_a_doctor_is_examined_if_it_has_a_device(tree: Tree, kn
     assert (found.status, found.message) == ("failure", "there is no plain")
 
 
-def test_a_vendor_without_a_doctor_or_devices_has_no_findings(tree: Tree, known: Known) -> None:
+def test_a_vendor_without_a_doctor_or_devices_has_no_findings(
+    tree: Tree, known: VendorFolders
+) -> None:
     tree.root.mkdir()
     without = list(_by_name(examine(tree.case)))
     with known("plain"), known("acme", doctor=ACME):
@@ -103,7 +109,7 @@ def test_a_vendor_without_a_doctor_or_devices_has_no_findings(tree: Tree, known:
 
 @pytest.mark.parametrize(("text", "words"), BROKEN.items(), ids=BROKEN.values())
 def test_a_broken_vendor_doctor_is_a_failure_and_other_checks_run(
-    tree: Tree, known: Known, text: str, words: str
+    tree: Tree, known: VendorFolders, text: str, words: str
 ) -> None:
     tree.driver()
     with known("broken", doctor=text), known("acme", doctor=ACME):
@@ -116,7 +122,7 @@ def test_a_broken_vendor_doctor_is_a_failure_and_other_checks_run(
 
 @pytest.mark.parametrize("error", ["OSError", "RuntimeError", "AssertionError"])
 def test_a_crashing_vendor_check_is_a_failure_and_other_checks_run(
-    tree: Tree, known: Known, error: str
+    tree: Tree, known: VendorFolders, error: str
 ) -> None:
     tree.driver()
     text = ACME.replace("    yield ok", f"    raise {error}('why')\n    yield ok", 1)
@@ -151,7 +157,7 @@ def _reported(tree: Tree, path: Path) -> dict[str, str]:
 
 
 def test_the_report_contains_the_files_each_vendor_names(
-    tree: Tree, known: Known, tmp_path: Path
+    tree: Tree, known: VendorFolders, tmp_path: Path
 ) -> None:
     tree.driver(gpus=2)
     tree.config.driver_root = "/"
@@ -173,7 +179,7 @@ def test_the_report_contains_the_files_each_vendor_names(
 
 
 def test_report_files_are_searched_below_the_driver_root_first(
-    tree: Tree, known: Known, tmp_path: Path
+    tree: Tree, known: VendorFolders, tmp_path: Path
 ) -> None:
     tree.config.driver_root = "/run/driver"
     tree.write("/run/driver/proc/driver/acme/version", "in the driver root\n")
@@ -186,7 +192,7 @@ def test_report_files_are_searched_below_the_driver_root_first(
 
 
 def test_each_vendor_is_examined_below_its_own_driver_root(
-    tree: Tree, known: Known, tmp_path: Path
+    tree: Tree, known: VendorFolders, tmp_path: Path
 ) -> None:
     tree.config.root = "/run/all"
     tree.config.driver_roots = ("acme=/run/acme", "amce=/run/x")
@@ -212,7 +218,7 @@ def test_an_nvidia_driver_root_gives_no_findings_for_other_vendors(tree: Tree) -
     """As where NVIDIA's driver is in a container, which has nothing of the others."""
     tree.config.driver_root = "/run/driver"
     tree.write("/run/driver/dev/nvidiactl")
-    words = [names.NAME.partition("_")[0] for names in KNOWN.values() if names.NAME != "nvidia"]
+    words = [names.NAME.partition("_")[0] for names in BUILT_IN.values() if names.NAME != "nvidia"]
     found = [each for each in examine(tree.case) if each.check.startswith(tuple(words))]
     assert [each.message for each in found if each.status not in ("ok", "note")] == []
 
@@ -221,11 +227,11 @@ def test_an_nvidia_driver_root_gives_no_findings_for_other_vendors(tree: Tree) -
 OTHERS = ("ascend", "nvidia")
 
 
-@pytest.mark.parametrize("vendor", [name for name in KNOWN if name not in OTHERS])
+@pytest.mark.parametrize("vendor", [name for name in BUILT_IN if name not in OTHERS])
 def test_discovery_that_may_hang_runs_in_a_child_process(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
-    names = KNOWN[vendor]
+    names = BUILT_IN[vendor]
     [trace, *_] = contract.load(names).traces()
     tree.write(f"{trace}/uevent")
     asked: list[str] = []  # in this process

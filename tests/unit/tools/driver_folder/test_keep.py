@@ -16,7 +16,7 @@ from gpuhook.core.inventory.model import Inventory
 from gpuhook.tools.driver_folder import DriverContent, place
 from gpuhook.tools.driver_folder import keep as keeping
 from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS
-from gpuhook.vendors.registry import KNOWN
+from gpuhook.vendors.registry import BUILT_IN
 
 LINKS = {"lib64/libcuda.so": "libcuda.so.1", "lib64/gbm/b.so": "../libcuda.so.1"}
 # What a process does to files, as sys.addaudithook(3) calls it.
@@ -252,7 +252,7 @@ def test_a_link_to_the_driver_folder_stays_a_link(
 
 def test_another_vendors_inventory_makes_no_driver_folder(tmp_path: Path, folder: Path) -> None:
     other = Inventory("amd", str(tmp_path), "6.12", (), ())
-    assert not keeping.keep(Config(), KNOWN["amd"], other, str(folder))
+    assert not keeping.keep(Config(), BUILT_IN["amd"], other, str(folder))
     assert not folder.parent.exists()
 
 
@@ -261,7 +261,7 @@ def test_the_driver_folder_stays_when_the_driver_is_gone(tmp_path: Path, folder:
     inventory = machine()
     inventory.root = str(tmp_path)
     with pytest.raises(DriverFolderError, match="has changed or is gone"):
-        keeping.keep(Config(), KNOWN["nvidia"], inventory, str(folder))
+        keeping.keep(Config(), BUILT_IN["nvidia"], inventory, str(folder))
     assert found(folder) == expected(driver(tmp_path, "550.1"))
 
 

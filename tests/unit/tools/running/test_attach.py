@@ -28,7 +28,7 @@ from gpuhook.tools.running import bundles, repair
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
-NVIDIA = contract.load(registry.KNOWN["nvidia"])
+NVIDIA = contract.load(registry.BUILT_IN["nvidia"])
 CONFIG = Config()
 CONTROL = ("/dev/nvidiactl", 195, 255)
 
@@ -140,7 +140,7 @@ def test_attach_is_refused_on_a_host_with_memory_limits() -> None:
     config = Config()
     config.device_memory = "1GiB"
     assert config.limits_memory
-    allocation = Allocation([], config, registry.KNOWN)
+    allocation = Allocation([], config, registry.BUILT_IN)
     with pytest.raises(MemoryLimitError, match="This host limits the memory"):
         attach._memory_limits(Spec("config.json", "{}"), allocation, [], config)
 

@@ -24,7 +24,7 @@ gpuhook.cluster.vendors.__path__.append({str(second_vendor.FOLDER / "cluster")!r
 gpuhook.tools.vendors.__path__.append({str(second_vendor.FOLDER / "tools")!r})
 from gpuhook.vendors import registry
 from gpuhook.vendors.acme import names
-registry.KNOWN["acme"] = registry.complete(names)
+registry.BUILT_IN["acme"] = registry.complete(names)
 """
 READ = """
 from gpuhook.cluster.device_plugin import configure

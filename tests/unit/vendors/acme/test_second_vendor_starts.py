@@ -129,7 +129,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 def test_changes_of_one_vendor_make_only_its_saved_inventory_stale(
     saving: Config, tmp_path: Path, place: str, text: str, fresh: str
 ) -> None:
-    vendors = {name: contract.load(registry.KNOWN[name]) for name in ("nvidia", "acme")}
+    vendors = {name: contract.load(registry.BUILT_IN[name]) for name in ("nvidia", "acme")}
     for vendor in vendors.values():
         cache.get_inventory(saving, vendor)
     files = sorted(path.name for path in Path(saving.state_dir).glob("inventory-*[!k]"))
@@ -312,22 +312,22 @@ def test_explain_reports_an_unmapped_group_as_undone(
 
 # What a start imports ------------------------------------------------------------------------
 
-KNOWN = f"""
+BUILT_IN = f"""
 import gpuhook.vendors
 gpuhook.vendors.__path__.append({str(second_vendor.FOLDER)!r})
 from gpuhook.vendors import registry
 from gpuhook.vendors.acme import names
-registry.KNOWN["acme"] = registry.complete(names)
+registry.BUILT_IN["acme"] = registry.complete(names)
 """
 
 
 def with_acme(saving: Config, *env: str) -> tuple[str, set[str]]:
     """Return the answer of a start that knows ACME, too, and the modules that it has then."""
-    return started(saving.state_dir, *saving.driver_roots, *env, before=KNOWN)
+    return started(saving.state_dir, *saving.driver_roots, *env, before=BUILT_IN)
 
 
 def test_only_names_of_unrequested_vendors_are_imported(saving: Config) -> None:
-    acme = contract.load(registry.KNOWN["acme"])
+    acme = contract.load(registry.BUILT_IN["acme"])
     _, loaded = with_acme(saving, "NVIDIA_VISIBLE_DEVICES=0")
     assert f"{type(NVIDIA).__module__}" in loaded
     assert {name for name in loaded if ".acme." in name} == {"gpuhook.vendors.acme.names"}
@@ -343,7 +343,7 @@ def test_only_names_of_unrequested_vendors_are_imported(saving: Config) -> None:
 
 def test_a_start_with_a_saved_inventory_loads_few_modules(saving: Config) -> None:
     saving.driver_root = "/nonexistent"
-    cache.get_inventory(saving, contract.load(registry.KNOWN["acme"]))
+    cache.get_inventory(saving, contract.load(registry.BUILT_IN["acme"]))
     _, loaded = with_acme(saving, "ACME_VISIBLE_DEVICES=0")
     assert not {"_ctypes", "re", "json", "gpuhook.vendors.acme.discover"} & loaded
 
@@ -356,7 +356,7 @@ def test_every_vendor_defines_the_same_constants() -> None:
             for word, value in vars(names).items()
             if word.isupper() and word not in contract.OPTIONAL_NAMES
         }
-        for name, names in registry.KNOWN.items()
+        for name, names in registry.BUILT_IN.items()
     }
     assert all(each == sets["nvidia"] for each in sets.values())
 

@@ -278,7 +278,7 @@ def test_changed_devices_or_files_invalidate_the_saved_inventory(
 ) -> None:
     config, _ = made()
     monkeypatch.setattr("gpuhook.core.inventory.fingerprint.same_nodes", lambda *_: True)
-    vendor = contract.load(registry.known(config)["maker"])
+    vendor = contract.load(registry.all_vendors(config)["maker"])
     cache.get_inventory(config, vendor)
     (tmp_path / "driver/dev/tty7").touch()
     assert cache.saved(config, vendor) is not None
@@ -292,7 +292,7 @@ def test_a_removed_pci_device_invalidates_the_saved_inventory(
     """Its nodes may outlive it, and then show nothing."""
     monkeypatch.setattr("gpuhook.core.inventory.fingerprint.same_nodes", lambda *_: True)
     config, _ = made(TABLE.replace("/proc/driver/maker", "pci:ab12"))
-    vendor = contract.load(registry.known(config)["maker"])
+    vendor = contract.load(registry.all_vendors(config)["maker"])
     cache.get_inventory(config, vendor)
     assert cache.saved(config, vendor) is not None
     (tmp_path / "driver/sys/bus/pci/devices/0000:01:00.0").rename(tmp_path / "pulled-out")
@@ -303,10 +303,10 @@ def test_a_removed_pci_device_invalidates_the_saved_inventory(
 
 def test_a_changed_table_invalidates_the_saved_inventory(made: Made) -> None:
     config, _ = made()
-    cache.get_inventory(config, contract.load(registry.known(config)["maker"]))
+    cache.get_inventory(config, contract.load(registry.all_vendors(config)["maker"]))
     changed = loads(TABLE.replace('noun = "NPU"', 'noun = "card"'))
     changed.state_dir, changed.root = config.state_dir, config.root
-    assert cache.saved(changed, contract.load(registry.known(changed)["maker"])) is None
+    assert cache.saved(changed, contract.load(registry.all_vendors(changed)["maker"])) is None
 
 
 # How it is known -----------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def test_a_declared_vendor_has_the_same_constants_as_nvidia(made: Made) -> None:
     sets = [
         {
             word: type(value)
-            for word, value in vars(registry.known(config)[name]).items()
+            for word, value in vars(registry.all_vendors(config)[name]).items()
             if word.isupper() and word not in contract.OPTIONAL_NAMES
         }
         for name in ("maker", "nvidia")
@@ -333,14 +333,14 @@ def test_the_launcher_knows_the_declared_variable(made: Made) -> None:
 
 
 def test_without_a_table_the_variable_is_ignored() -> None:
-    assert registry.known(Config()) is registry.KNOWN
+    assert registry.all_vendors(Config()) is registry.BUILT_IN
     assert resolve(spec_with("MAKER_VISIBLE_DEVICES=0"), Config()) is None
 
 
 def test_declaring_a_built_in_vendor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     second_vendor.know(monkeypatch)
     with pytest.raises(ConfigError, match="acme is ACME's already"):
-        registry.known(loads(TABLE.replace('"maker"', '"acme"')))
+        registry.all_vendors(loads(TABLE.replace('"maker"', '"acme"')))
 
 
 def test_a_declared_vendor_can_take_over_nvidias_variable(made: Made) -> None:
@@ -355,7 +355,7 @@ def test_a_declared_vendor_can_take_over_nvidias_variable(made: Made) -> None:
         inventories = {"maker": found, "nvidia": gpus}
         answer = resolve(spec_with(*env), config, inventories=inventories)
         assert {each.vendor for each in (answer.requests if answer else ())} == asked
-    assert registry.KNOWN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
+    assert registry.BUILT_IN["nvidia"].VARIABLES.keys() == {"NVIDIA_VISIBLE_DEVICES"}
 
 
 def test_a_variable_another_vendor_sets_is_refused(
@@ -374,7 +374,7 @@ def test_a_variable_another_vendor_sets_is_refused(
 
 
 def document(config: Config, found: Inventory) -> GeneratedSpec:
-    vendor = contract.load(registry.known(config)[found.vendor])
+    vendor = contract.load(registry.all_vendors(config)[found.vendor])
     return generate(SpecSource(vendor, found, config, "/usr/bin/gpuhook-cdi-hook"))
 
 

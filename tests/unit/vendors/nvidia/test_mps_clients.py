@@ -56,7 +56,7 @@ def machine(*gpus: Any) -> NvidiaInventory:
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "known", lambda _: {"nvidia": registry.KNOWN["nvidia"]})
+    monkeypatch.setattr(registry, "known", lambda _: {"nvidia": registry.BUILT_IN["nvidia"]})
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: machine())
     monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: machine())
 
@@ -80,7 +80,7 @@ def keep(config: Config, *, daemon: bool = True, ready: bool = True) -> None:
 def asked(config: Config, *env: str, inventory: NvidiaInventory | None = None) -> Allocation | None:
     spec = {"process": {"env": [*env]}}
     inventories = {"nvidia": inventory or machine()}
-    return resolve(spec, config, registry.known(config), inventories=inventories)
+    return resolve(spec, config, registry.all_vendors(config), inventories=inventories)
 
 
 def is_client(found: Allocation) -> bool:
@@ -182,7 +182,7 @@ def test_limits_and_exclusive_use_apply_with_any_capabilities(
     words = (f"{VARIABLE}=0,1", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
     spec = Spec("config.json", json.dumps({"process": {"env": [*words]}}))
     config = loads("[gpuhook.limits]\ndevice-memory = '8GiB'\n")
-    known, inventories = registry.known(config), {"nvidia": with_library()}
+    known, inventories = registry.all_vendors(config), {"nvidia": with_library()}
     found = resolve(spec.data, config, known, inventories=inventories)
     limited = find_memory_limits(spec, config, known, found, inventories)
     assert limited is not None
@@ -234,9 +234,9 @@ def test_a_shared_node_added_by_the_engine_is_refused(
     (tmp_path / "gpuhook-prestart").write_text("#!/bin/sh\n")
     (tmp_path / "gpuhook-prestart").chmod(0o755)
     spec = Spec(str(tmp_path / "config.json"), json.dumps(data))
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     with pytest.raises(RequestError, match="is shared by MPS, and only gpu-py makes clients"):
-        edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
+        edit.edit(spec, config, vendors, str(tmp_path), inventories={"nvidia": machine()})
 
 
 def test_an_mps_client_may_have_a_rule_for_its_own_device(config: Config, tmp_path: Path) -> None:
@@ -246,8 +246,8 @@ def test_an_mps_client_may_have_a_rule_for_its_own_device(config: Config, tmp_pa
     linux = {**GIVEN["a rule for its node"]["linux"], "namespaces": [{"type": "mount"}]}
     data = {"process": {"env": [f"{VARIABLE}=0"]}, "linux": linux}
     spec = Spec(str(tmp_path / "config.json"), json.dumps(data))
-    known = registry.known(config)
-    made = edit.edit(spec, config, known, str(tmp_path), inventories={"nvidia": machine()})
+    vendors = registry.all_vendors(config)
+    made = edit.edit(spec, config, vendors, str(tmp_path), inventories={"nvidia": machine()})
     assert made is not None
     assert f"{mps.PIPE_VARIABLE}={mps.PLACE}" in made.finish().data["process"]["env"]
 
@@ -261,15 +261,15 @@ def test_a_restored_container_with_a_shared_device_is_refused(
 ) -> None:
     """Nothing is edited for it, and no hook of ours counts it among the clients."""
     keep(config)
-    known = registry.known(config)
+    vendors = registry.all_vendors(config)
     for device, refused in (("0", True), ("2", False)):
         env = [f"{VARIABLE}={device}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"]
         spec = Spec("config.json", json.dumps({"process": {"env": env}}))
         if refused:
             with pytest.raises(MemoryLimitError, match="limited, shared or exclusive"):
-                edit.check_restored(spec, config, known)
+                edit.check_restored(spec, config, vendors)
         else:
-            edit.check_restored(spec, config, known)
+            edit.check_restored(spec, config, vendors)
 
 
 def test_cdi_specs_leave_out_shared_devices(config: Config) -> None:

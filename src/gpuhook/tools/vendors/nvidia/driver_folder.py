@@ -36,7 +36,7 @@ def content_of(config: Config, inventory: Any, capabilities: Iterable[str] = ())
             "one folder",
             "Use the runtime gpu-py, or CDI",
         )
-    vendor = contract.load(registry.KNOWN[NAME])
+    vendor = contract.load(registry.BUILT_IN[NAME])
     granted = contract.Grant.of_document(vendor, inventory, config, ())
     options: Any = granted.request.options
     options.capabilities = _chosen(tuple(capabilities), options.capabilities)

@@ -102,7 +102,9 @@ def is_elsewhere(case: Case) -> bool:
 
 
 def _others_have_devices(case: Case) -> bool:
-    others = (each for each in registry.known(case.config).values() if each.NAME != names.NAME)
+    others = (
+        each for each in registry.all_vendors(case.config).values() if each.NAME != names.NAME
+    )
     return any(_has_devices(contract.load(each), case) for each in others)
 
 
