@@ -1,7 +1,8 @@
 """Every error text in docs/troubleshooting.md is one that users really get to see.
 
 A heading of the document is what a user searches for; ``...`` in it stands for what differs. For
-each heading about our own errors there is a way here to provoke it, and the other way round.
+each heading about our own errors there is a way here to provoke it. An error without a heading has
+a remedy that needs no page.
 """
 
 import re
@@ -313,6 +314,73 @@ OURS: dict[str, Provocation] = {
     "'...' would have to be made in a volume of the container": volume_over_libraries,
     "what is mounted on ... in the container would show up on the host": shared_volume,
 }
+# Errors whose remedy says all that a user has to do: the page has no heading for them.
+REMEDIES = {
+    "...=... is in use by ..., and ... is exclusive here": (
+        "Stop that container, or request another device"
+    ),
+    "The record that the container has ... can't be written": (
+        "Set state-dir in [gpuhook] to a folder that only the user who runs gpuhook can use"
+    ),
+    "... need different values of the variable ...": (
+        "Request only the devices of one of the two vendors"
+    ),
+    "The driver root ... can't be opened": (
+        "Start the driver container, or correct [nvidia-container-cli] root"
+    ),
+    "... can't be read: a file of it didn't respond within ... seconds": (
+        "Look for the driver in dmesg, and load it again or reboot"
+    ),
+    "NVML ended with ... instead of listing the GPUs": "Make nvidia-smi work on the host first",
+    "No file from ... is passed to containers: ...": (
+        "Keep files for containers in folders that only root can change"
+    ),
+    "libnvidia-ml.so... isn't installed, without which nvidia-smi doesn't work": (
+        "Install the driver's libraries of exactly version"
+    ),
+    "The container requires '...' and this host has ...": (
+        "Update the driver, use an image made for CUDA ... or older, or set "
+        "NVIDIA_DISABLE_REQUIRE=true"
+    ),
+    "NVIDIA_DRIVER_CAPABILITIES asks for '...'": (
+        "Remove it from NVIDIA_DRIVER_CAPABILITIES, or allow it with supported-driver-capabilities"
+    ),
+    "'...' isn't a driver capability: there are ...": "Correct NVIDIA_DRIVER_CAPABILITIES",
+    "CUDA_VERSION is '...', which is not a version number": "Correct CUDA_VERSION in the image",
+    "This host has no IMEX channel ...": (
+        "Request one that `ls /dev/nvidia-caps-imex-channels` shows"
+    ),
+    "These CDI devices can't be used: ...": (
+        "List the devices, and the files that engines refuse, with gpuhook cdi list"
+    ),
+    "The container's environment names '...', and '...' isn't a kind of CDI devices ...": (
+        "Add the kind there if every image may have such devices, or have the engine give the "
+        "device (--device"
+    ),
+    "... is not valid TOML": "Correct it; `gpuhook config validate` checks it again",
+    "...: disable-require must be true or false, not '1'": (
+        "Correct it; `gpuhook config validate` checks it again"
+    ),
+    "The configuration file ... does not exist": (
+        "Create it (`gpuhook config default` prints one), or unset GPUHOOK_CONFIG"
+    ),
+    "None of the low-level runtimes ... was found": (
+        "Install runc or crun, or name one in [nvidia-container-runtime] runtimes of config.toml"
+    ),
+    "It isn't clear what ... means to the low-level runtime in this command line": (
+        "Write options in full, before the id"
+    ),
+    "The hook ... doesn't exist next to gpu-py": (
+        "Reinstall gpuhook, so that both are in the same folder"
+    ),
+    "the image has ... at ..., where ... has to be mounted": "Remove ... from the image",
+    "'...' would have to be made in a volume of the container": (
+        "Mount that volume elsewhere, or put the file into it"
+    ),
+    "what is mounted on ... in the container would show up on the host": (
+        "Use the propagation rprivate or rslave for that volume"
+    ),
+}
 
 
 def gone(engine: Docker) -> Result:
@@ -364,10 +432,10 @@ def headings() -> set[str]:
     return set(re.findall(r"^### `(.*)`$", text, re.MULTILINE))
 
 
-def assert_says(done: Result, heading: str) -> None:
-    """Assert that a program that failed printed the heading's text."""
+def assert_says(done: Result, text: str) -> None:
+    """Assert that a program that failed printed the text, with anything for each ``...``."""
     done.failed()
-    pattern = ".*".join(re.escape(part) for part in heading.split("..."))
+    pattern = ".*".join(re.escape(part) for part in text.split("..."))
     assert re.search(pattern, done.stderr + done.stdout), str(done)
 
 
@@ -397,12 +465,15 @@ def bare(workspace: Path, host: Namespace, archive: Path) -> Iterator[Docker]:
 
 
 def test_the_troubleshooting_page_has_exactly_the_tested_headings() -> None:
-    assert headings() == OURS.keys() | DOCKERS.keys() | CDI | RUNTIME | OTHERS
+    assert REMEDIES.keys() <= OURS.keys()
+    ours = OURS.keys() - REMEDIES.keys()
+    assert headings() == ours | DOCKERS.keys() | CDI | RUNTIME | OTHERS
 
 
 @pytest.mark.parametrize("heading", OURS)
 def test_documented_gpuhook_errors_occur(scene: Scene, heading: str) -> None:
-    assert_says(OURS[heading](scene), heading)
+    said = f"{heading}...{REMEDIES[heading]}" if heading in REMEDIES else heading
+    assert_says(OURS[heading](scene), said)
 
 
 @pytest.mark.parametrize("heading", DOCKERS)
