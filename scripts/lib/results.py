@@ -87,18 +87,18 @@ def is_of_every_change(name: str) -> bool:
 
 def versions(every: Mapping[str, Result]) -> str:
     """Return the table of versions that were tested, in Markdown; each is in one column only."""
-    found: dict[str, dict[tuple[str, str, str], Counter[str]]] = {}
+    found: dict[str, dict[tuple[str, str], Counter[str]]] = {}
     by_change = set()
     for name, result in every.items():
         for row in result["programs"]:
-            key = (row["program"], row["version"], row["of"])
+            key = (row["program"], row["version"])
             counts = {outcome: row[outcome] for outcome in OUTCOMES if outcome in row}
             found.setdefault(row["program"], {}).setdefault(key, Counter()).update(counts)
             by_change |= {key} if is_of_every_change(name) else set()
     lines = ["| program | at every change | by hand |", "| --- | --- | --- |"]
-    for program in sorted(found, key=lambda each: _order((each, "", ""))):
+    for program in sorted(found, key=lambda each: _order((each, ""))):
         keys = sorted(found[program], key=_order)
-        said = {key: _version(key, found[program][key]) for key in keys}
+        said = {key: _version(key[1], found[program][key]) for key in keys}
         columns = [
             [said[key] for key in keys if (key in by_change) is which] for which in (True, False)
         ]
@@ -106,10 +106,8 @@ def versions(every: Mapping[str, Result]) -> str:
     return "\n".join(lines)
 
 
-def _version(key: tuple[str, str, str], counts: Counter[str]) -> str:
-    _, version, of = key
-    failed = f", **{counts['failed']} failed**" if counts["failed"] else ""
-    return f"{version} ({of.removeprefix('Debian ')}{failed})"
+def _version(version: str, counts: Counter[str]) -> str:
+    return f"{version} (**{counts['failed']} failed**)" if counts["failed"] else version
 
 
 def tables(every: Mapping[str, Result]) -> str:
@@ -134,7 +132,7 @@ def _programs(every: Mapping[str, Result]) -> Iterator[str]:
         yield _row((f"{program} {version}", of, changes, by_hand))
 
 
-def _order(key: tuple[str, str, str]) -> tuple[int, str, list[int]]:
+def _order(key: tuple[str, ...]) -> tuple[int, str, list[int]]:
     program, version, *_ = key
     place = _FIRST.index(program) if program in _FIRST else len(_FIRST)
     return place, program, [int(each) for each in version.split(".") if each.isdigit()]
