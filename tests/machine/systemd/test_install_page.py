@@ -74,7 +74,7 @@ def bare(before: set[str]) -> Iterator[None]:
 def test_the_pip_instructions_of_the_install_page_work(bare: None) -> None:
     follow(*commands("With pip"))
     gpuhook = VENV / "bin/gpuhook"
-    follow(f"{VENV}/bin/pip install . ./simulate")  # as the table below says
+    follow(f"{VENV}/bin/pip install . ./simulate")  # as the text below says
     if not DRIVER.exists():
         call(gpuhook, "simulate", DRIVER, "--gpus", str(GPUS))
     call(gpuhook, "config", "set", f"nvidia-container-cli.root={DRIVER}")
