@@ -56,7 +56,7 @@ def machine(*gpus: Any) -> NvidiaInventory:
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "known", lambda _: {"nvidia": registry.BUILT_IN["nvidia"]})
+    monkeypatch.setattr(registry, "all_vendors", lambda _: {"nvidia": registry.BUILT_IN["nvidia"]})
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: machine())
     monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: machine())
 
