@@ -1,17 +1,19 @@
-"""Rules for all tests: short temporary names, one compiler, forks, and no skipped test in CI."""
+"""Rules for all tests: short temporary names, one compiler, forks, signals, no skips in CI."""
 
 import contextlib
 import errno
 import gc
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["recording"]
 CI = os.environ.get("CI") == "true"
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Before anything imports gRPC: its handlers would run in each child that a later test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # The path of a socket has 107 characters at most (unix(7)), and pytest's own folders take 60.
@@ -101,3 +103,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         report.outcome = "failed"
         report.longrepr = f"with CI=true nothing may be skipped: {report.longrepr}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """Restore signal handlers: services that run in the test's own process install theirs."""
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
