@@ -14,7 +14,6 @@ from importlib import resources
 
 import click
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from gpuhook.base import errors as gpuhook_errors
 from gpuhook.base.config.model import KEYS
@@ -194,9 +193,9 @@ def _series() -> Iterator[str]:
 
 
 def _families(options: SeriesOptions) -> dict[str, tuple[str, ...]]:
-    """Return the row of each series, by its name, as a look says it that knows every value."""
+    """Return the row of each series, by its name, from a snapshot in which every value is known."""
     bare = [each.name for each in _read(options, {}) if not each.samples]
-    further = {name.removeprefix("DCGM_FI_DEV_"): 1.0 for name in bare}
+    further = {name.removeprefix("DCGM_FI_").removeprefix("DEV_"): 1.0 for name in bare}
     rows: dict[str, tuple[str, ...]] = {}
     for family in _read(options, further):
         for sample in family.samples:
@@ -208,27 +207,32 @@ def _families(options: SeriesOptions) -> dict[str, tuple[str, ...]]:
 
 
 def _read(options: SeriesOptions, readings: dict[str, float]) -> list[Metric]:
-    """Return the families of a made-up look, out of the text that Prometheus would get."""
+    """Return the families of an invented snapshot."""
     device = Accelerator(
         "nvidia", "GPU-0", "0", minor=0, bus_id="0000:1b:00.0", model="H100",
         mig_profile="1g.10gb", gpu_instance=1, memory_total_bytes=2, memory_used_bytes=1,
         memory_reserved_bytes=1, utilization=0.5, temperature_celsius=1.0, power_watts=1.0,
-        power_limit_watts=1.0, clock_mhz=1.0, energy_joules=1.0, xids={79: 1}, readings=readings,
+        power_limit_watts=1.0, clock_mhz=1.0, energy_joules=1.0, memory_temperature_celsius=1.0,
+        ecc_corrected=1, ecc_uncorrected=1, clock_reasons=("gpu_idle",), recovery="none",
+        xids={79: 1}, readings=readings,
     )  # fmt: skip
     container = Container(
         "c", "containerd", "c", pod="p", namespace="n", container="c", pod_uid="u", image="i",
         devices=("GPU-0",),
     )  # fmt: skip
-    look = Snapshot(
+    usage = Usage(
+        "c", "GPU-0", memory_bytes=1, sm_utilization=0.5, processes=1, memory_limit_bytes=1
+    )
+    snapshot = Snapshot(
         devices=(device,),
         containers=(container,),
-        usages=(Usage("c", "GPU-0", memory_bytes=1, sm_utilization=0.5, processes=1),),
+        usages=(usage,),
         drivers={"nvidia": "580"},
         errors={"timeout": 1},
         durations={"drivers": 1.0},
+        mps=True,
     )
-    written = exporter.text(look, options, 1.0, openmetrics=False).decode()
-    return [*text_string_to_metric_families(written)]
+    return [*exporter.families(snapshot, options, 1.0)]
 
 
 def _series_table(title: str, rows: dict[str, tuple[str, ...]]) -> Iterator[str]:

@@ -24,6 +24,8 @@ from command_lines import commands
 
 from gpuhook.base import errors
 from gpuhook.base.config.model import FEATURE_PREFIX, FEATURES, KEYS
+from gpuhook.metrics import exporter
+from gpuhook.metrics.model import SeriesOptions, Snapshot
 from gpuhook.tools.cli import cli
 from gpuhook.vendors.registry import BUILT_IN
 
@@ -272,6 +274,15 @@ def test_the_reference_has_the_series_with_their_labels(name: str, label: str) -
     before, found, _ = reference.series().partition(f"<code>{name}</code>")
     assert found
     assert f"<code>{label}</code>" in before[before.rindex("Labels: ") :]
+
+
+def test_the_reference_has_every_series_of_the_exporter() -> None:
+    every = SeriesOptions(cadvisor=True, dcgm=True)
+    text = exporter.text(Snapshot(), every, 0.0, openmetrics=False).decode()
+    names = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    page = reference.series()
+    assert len(names) > 40
+    assert [name for name in names if f"<code>{name}</code>" not in page] == []
 
 
 def test_markup_characters_in_the_reference_are_escaped() -> None:

@@ -66,7 +66,7 @@ def families(snapshot: Snapshot, options: SeriesOptions, seconds: float) -> Iter
     if options.cadvisor:
         yield from _of_cadvisor(snapshot)
     if options.dcgm:
-        yield from _of_makers(snapshot)
+        yield from _of_vendors(snapshot)
     yield from _of_ourselves(snapshot, seconds)
 
 
@@ -263,7 +263,7 @@ def _of_cadvisor(snapshot: Snapshot) -> Iterator[Family]:
         yield family
 
 
-def _of_makers(snapshot: Snapshot) -> Iterator[Family]:
+def _of_vendors(snapshot: Snapshot) -> Iterator[Family]:
     """Yield the series of the vendors' own exporters, under their names."""
     for names in BUILT_IN.values():
         module = vendor_parts.exporter_series(names)

@@ -95,7 +95,7 @@ class DeviceProcess:
     """A process that uses a device, and the ``container`` that it is in, both by their ids.
 
     ``user`` is its user's id, None if unknown, and ``command`` its own name. ``cpu_seconds``,
-    ``cpu_utilization`` and ``host_memory_bytes`` are its use of the host (``host_use.Use``).
+    ``cpu_utilization`` and ``host_memory_bytes`` are its use of the host (``host_use.ProcessUse``).
     """
 
     pid: int

@@ -52,7 +52,7 @@ def _fits(key: str, value: str) -> bool:
     return bool(_KEY.fullmatch(key) and _VALUE.fullmatch(value))
 
 
-def _is_makers(key: str) -> bool:
+def _is_vendors(key: str) -> bool:
     """Tell whether a label is in the domain of a vendor whose labels we write, or below it."""
     domain, _, name = key.partition("/")
     known = [
@@ -93,7 +93,7 @@ class ClusterNode:
         there = metadata.get("labels") or {}
         noted = (metadata.get("annotations") or {}).get(OURS, "")
         # Any user who may annotate the node controls this text, and must not remove other labels.
-        before = {key for key in noted.split(",") if _is_makers(key)}  # protects: labels-makers
+        before = {key for key in noted.split(",") if _is_vendors(key)}  # protects: labels-makers
         gone = dict.fromkeys((before - {*made}) & {*there})
         changed = {key: value for key, value in made.items() if there.get(key) != value}
         ours = ",".join(sorted(made)) or None

@@ -85,9 +85,12 @@ def _kind(key: str) -> str:
 def similar_keys(key: str) -> str:
     """Return a question that names keys similar to an unknown one, "" if there are none.
 
-    The same name in another section, or without a section, comes first.
+    The same name in another section, or without a section, comes first. For an existing key, whose
+    value is wrong, there is no question.
     """
     known = [*KEYS, *(FEATURE_PREFIX + name for name in FEATURES)]
+    if key in known:
+        return ""
     names = {each: each.rpartition(".")[2] for each in known}
     name = key.rpartition(".")[2]
     same = [each for each in known if names[each] == name]

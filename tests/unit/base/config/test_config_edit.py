@@ -438,3 +438,12 @@ def test_an_earlier_error_in_the_file_must_be_corrected_first() -> None:
     before = 'swarm-resource = "GPU"\n[nvidia-container-runtime]\nmode = "no"\n'
     with pytest.raises(ConfigError, match=r"line 3: .*mode must be one of .*Correct it"):
         set_value(before, "swarm-resource", "X")
+
+
+@pytest.mark.parametrize("line", ['log-level = "loud"', 'modes.legacy.cuda-compat-mode = "x"'])
+def test_validate_suggests_no_other_name_for_a_known_key(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[nvidia-container-runtime]\n{line}\n")
+    done = CliRunner().invoke(cli, ["config", "validate", str(file)])
+    assert done.stderr.startswith("warning: ")
+    assert "Did you mean" not in done.stderr
