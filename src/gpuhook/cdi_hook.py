@@ -308,7 +308,7 @@ def _memory_limits(spec: "Spec", config: Config, given: "Sequence[Grant]") -> "M
 class DocumentInjection:
     """The work of the CDI hook for one container; raises the GpuhookError of a failing step.
 
-    It has the interface of ``inject.Injection``, for a helper; this program does all at once.
+    It has the interface of ``inject.Injection``, for a hook worker; this program does all at once.
     """
 
     program = names.CDI_HOOK

@@ -1,6 +1,7 @@
 """An option of the device plugin: its name, its places in the file, and its values.
 
-Vendors define their own options in a module ``plugin`` of their folder (``parts.Plugin``).
+Vendors define their own options in a module ``plugin`` of their folder
+(``vendor_parts.PluginModule``).
 """
 
 from collections.abc import Callable

@@ -38,7 +38,8 @@ class Inventories:
     ) -> LoadedInventory:
         """Return the current inventory of a vendor.
 
-        Raises NotYet if that isn't known in time, and DriverError as ``cache.follow`` does.
+        Raises InventoryPending if that isn't known in time, and DriverError as ``cache.follow``
+        does.
         """
         name = vendor.names.NAME
         child = self._children.get(name)

@@ -1,6 +1,6 @@
 """A query of the kubelet for pods' devices (PodResources), in a child, because gRPC has threads.
 
-``telemetry.Telemetry`` runs the child as for a driver. It sends
+``telemetry.TelemetryWorker`` runs the child as for a driver. It sends
 
     {"ready": 1}
     {"answer": 7, "pods": [[namespace, pod, container, [[resource, id], ...]], ...]}
@@ -30,7 +30,7 @@ _MAX_BYTES = 16 << 20  # bytes of a response, as many as the kubelet's own clien
 
 @dataclass(frozen=True)
 class KubeletSocket:
-    """A kubelet's socket, with the fields of an inventory that ``Telemetry`` needs."""
+    """A kubelet's socket, with the fields of an inventory that ``TelemetryWorker`` needs."""
 
     root: str = SOCKET
     version: str = ""

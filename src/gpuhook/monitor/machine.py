@@ -56,8 +56,8 @@ class _PollResult:
 class HostDevices:
     """The vendors with devices on this host; ``tell`` gets a sentence for each change.
 
-    ``follow`` works as ``inventory.cache.follow``, and may raise NotYet. Without ``linked``, the
-    proximity of devices isn't queried.
+    ``follow`` works as ``inventory.cache.follow``, and may raise InventoryPending. Without
+    ``linked``, the proximity of devices isn't queried.
     """
 
     def __init__(

@@ -54,8 +54,8 @@ class ClaimGoneError(PluginError):
 class Claims(Protocol):
     """The claims of a cluster.
 
-    ``cluster.Cluster`` reads them over HTTPS. Children with one thread and a time limit call it, so
-    an object must stay usable after a fork.
+    ``cluster.ClusterClaims`` reads them over HTTPS. Children with one thread and a time limit call
+    it, so an object must stay usable after a fork.
     """
 
     def claim(self, namespace: str, name: str, uid: str) -> dict[str, Any]:

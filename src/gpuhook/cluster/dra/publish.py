@@ -2,8 +2,8 @@
 
 It is a thread of the server, because its requests wait for the API server and must not block
 anything else; a separate process would take 5 MiB more. It receives the desired slices whenever
-they change; ``keeper`` does the rest. Written slices stay when it exits: a new instance takes them
-over unchanged, and the kubelet removes them if none starts within 30 s.
+they change; ``slice_reconciler`` does the rest. Written slices stay when it exits: a new instance
+takes them over unchanged, and the kubelet removes them if none starts within 30 s.
 """
 
 import os

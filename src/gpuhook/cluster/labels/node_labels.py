@@ -71,7 +71,7 @@ def text(made: Mapping[str, str]) -> str:
 
 
 class LabelsClient(Protocol):
-    """A client of the API server (``dra.api_client.Client``)."""
+    """A client of the API server (``dra.api_client.ApiClient``)."""
 
     def ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, kind: str = ""

@@ -109,7 +109,7 @@ def devices(given: EngineDevices, inventory: "Inventory") -> "list[Device]":
 class HookWork:
     """Work of the hook for one container and one vendor.
 
-    ``mounts`` are the CDI spec's mounts that are left to the hook: see ``own_hook``.
+    ``mounts`` are the CDI spec's mounts that are left to the hook: see ``hook_args``.
     ``numbers_at`` is as for ``EngineDevices``.
     """
 

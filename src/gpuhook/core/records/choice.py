@@ -1,7 +1,7 @@
 """Choice of devices for a container that asks for any: those that the fewest containers have.
 
 The records of running containers are counted and the choice is written under one lock
-(``leases.StateLock``). The choice is a record of the process that starts the container, which lives
+(``leases.lock``). The choice is a record of the process that starts the container, which lives
 until the container has its own. The file ``choices`` has the last choices, so that a container
 that is started again gets its devices again, unless others are freer by then.
 """

@@ -495,8 +495,8 @@ def check_kinds(request: Request, vendors: "Iterable[ModuleType]", config: "Conf
     """Refuse CDI devices that an image must not request; RequestError, with ``request``.
 
     A CDI spec may mount any host file and contain hooks that root runs, and may be meant for one
-    pod only. So the environment and annotations can name devices of the ``vendors`` vendors' kinds,
-    and of kinds that the configuration allows. Mounts don't come from images and can name any.
+    pod only. So the environment and annotations can name devices of the kinds of ``vendors``, and
+    of kinds that the configuration allows. Mounts don't come from images and can name any.
     """
     if request.source == "volume-mounts":
         return

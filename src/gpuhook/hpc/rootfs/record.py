@@ -63,7 +63,8 @@ class FolderRecord:
     """The record of a folder, in the file ``path``.
 
     ``boot`` and ``namespace`` are the boot and the mount namespace of our mounts; ``there`` are
-    the earlier mounts in the folder, from ``mounted.table``. ``places`` are from ``before.look``.
+    the earlier mounts in the folder, from ``mount_tracking.table``. ``places`` are from
+    ``backup.look``.
     """
 
     path: str
@@ -177,7 +178,7 @@ def load(path: str) -> FolderRecord | None:
 
 
 def _is_sound(record: FolderRecord) -> bool:
-    """Tell whether a record has the form written by ``save``, with places of ``before.look``."""
+    """Tell whether a record has the form written by ``save``, with places of ``backup.look``."""
     values = {key: getattr(record, key) for key in _FORM}
     identity = has_form(asdict(record.folder), {"device": int, "inode": int, "born": int | None})
     return identity and has_form(values, _FORM) and all(map(_is_place, record.places))

@@ -52,7 +52,7 @@ class RunningContainer:
     ``name`` is its id, ``engine`` its engine ("" if unknown), ``pid`` its first process,
     ``command`` that process's name, ``nodes`` its devices. ``pod``, ``namespace`` and
     ``container`` are Kubernetes' names for it. ``record`` is the record of its injection, None
-    without one. ``is_asked`` is true if only its engine reports its devices (``of_docker``).
+    without one. ``is_asked`` is true if only its engine reports its devices (``docker_inspect``).
     """
 
     name: str

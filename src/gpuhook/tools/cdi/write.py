@@ -74,7 +74,7 @@ def read_old(path: str) -> bytes | None:
 def oldest_reader(
     engines: Iterable[str] = tuple(versions.ENGINES),
 ) -> Callable[[], CdiReader | None]:
-    """Return a function that finds the engine with the oldest CDI support, for ``Source``.
+    """Return a function that finds the engine with the oldest CDI support, for ``SpecSource``.
 
     It runs each engine's program once, which takes a twentieth of a second.
     """

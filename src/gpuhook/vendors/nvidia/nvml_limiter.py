@@ -35,7 +35,7 @@ LIBRARY = "libnvidia-ml.so.1"
 UNLIMITED = (1 << 64) - 1
 _SET, _GET = "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"
 _SPARE_SECONDS = 5
-_PATIENCE = 120  # seconds for the container's creation, as in the helper
+_PATIENCE = 120  # seconds for the container's creation: a hook worker's wait and work
 _REAP_SECONDS = 0.5
 SIGKILL = 9
 _MOST = 1 << 20
@@ -53,7 +53,7 @@ _MEANINGS = {
 # The driver's results for a cgroup that never had a limit, with and without its own accounting.
 _NEVER_SET = (3, 6)
 # Sets limits through the prefork server's open NVML, and returns whether that succeeded. Its
-# arguments are driver root and library, cgroup and limits (``ready_nvml``).
+# arguments are driver root and library, cgroup and limits (``nvml_session``).
 kept: "Callable[[tuple[str, str], str, Bytes], bool] | None" = None
 _OLD = f"Install NVIDIA's driver {DRIVER} or newer, or start without a limit"
 

@@ -1,12 +1,12 @@
 """NVML kept open to set memory limits, so that no container waits for nvmlInit.
 
 It runs in a child of the prefork server, started after a container had a limit. Like the child of
-one container (``limits``) it keeps root's rights, because NVML requires them, and has no
+one container (``nvml_limiter``) it keeps root's rights, because NVML requires them, and has no
 descriptors except its own. It exits with the server, and some time after the last container with a
 limit, because a driver in use can't be unloaded.
 
 Queries come through a socket that only the server and its children have; each query passes the
-pipe for its response. Without success in time, the container's helper starts NVML itself.
+pipe for its response. Without success in time, the container's hook worker starts NVML itself.
 """
 
 import _socket
@@ -52,7 +52,7 @@ class NvmlSession:
         self._socket: _socket.socket | None = None
 
     def keep(self, inventory: "Inventory | None", config: "Config") -> None:
-        """Start the child, after a container had nvml_limiter. Failures are ignored."""
+        """Start the child, after a container had a limit. Failures are ignored."""
         self._until = time.monotonic() + _KEPT
         if self._pid or inventory is None:
             return
