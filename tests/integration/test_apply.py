@@ -37,7 +37,9 @@ _NODES = "busybox find /dev -type c -exec busybox stat -c %t:%T {} +"
 IN_USER_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--")
 
 
-@pytest.mark.protects("write-noted", "what is about to be written to a folder is noted before")
+@pytest.mark.protects(
+    "write-noted", "a file change in a container's root folder is recorded before it is made"
+)
 def test_a_folder_gets_devices_and_is_restored_by_undo(folder: Folder, driver: Driver) -> None:
     before = snapshot(folder)
     folder.call("-e", f"{ASK}=1,2").ok()
@@ -66,7 +68,7 @@ def test_new_devices_replace_the_old_ones(folder: Folder, driver: Driver) -> Non
 
 @pytest.mark.protects(
     "devices-of-before",
-    "a folder for which nothing is asked keeps no device from before",
+    "a root folder without a device request keeps no device from an earlier one",
     instead="said: list[str] = []",
 )
 @pytest.mark.parametrize("asked", [(), ("-e", f"{ASK}=void")])
@@ -277,7 +279,7 @@ def test_a_folder_without_a_request_gets_no_devices(folder: Folder) -> None:
 
 @pytest.mark.protects(
     "folder-environment",
-    "the environment in a root folder asks for nothing where images may not",
+    "a root folder's environment is ignored where images may not request devices",
     instead="env = environment(self.environ, self.rootfs) if self.environ else {}",
 )
 def test_an_image_environment_is_ignored_where_the_config_forbids_it(folder: Folder) -> None:
@@ -309,7 +311,10 @@ def test_an_invalid_request_is_refused_and_changes_nothing(
     assert folder.mounts() == []
 
 
-@pytest.mark.protects("folder-limits", "a folder is no way around a limit")
+@pytest.mark.protects(
+    "folder-limits",
+    "a device with a memory limit is refused for a root folder, which has no cgroup",
+)
 @pytest.mark.parametrize(
     ("limits", "env"),
     [
@@ -386,7 +391,7 @@ def test_the_hosts_root_is_refused_as_a_folder(folder: Folder) -> None:
 
 @pytest.mark.protects(
     "folder-volumes",
-    "of a root folder, what is mounted there from the host is no place for new files",
+    "files for a root folder aren't created in host folders that are mounted inside it",
     instead='self._host_table = proc.Mounts(b"")',
 )
 def test_a_folder_whose_files_would_be_made_in_a_volume_is_refused(
@@ -457,7 +462,9 @@ def test_undo_does_not_follow_links_out_of_the_folder(folder: Folder, tmp_path: 
     assert contents(victim) == before
 
 
-@pytest.mark.protects("undone-folder", "what a folder was is put back in no other folder")
+@pytest.mark.protects(
+    "undone-folder", "a folder's recorded state isn't restored in another folder at the same path"
+)
 @pytest.mark.parametrize("verb", ["undo", "give"])
 def test_a_folder_replaced_by_a_link_meanwhile_is_refused(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str

@@ -137,7 +137,7 @@ def test_undo_of_a_killed_run_leaves_files_of_others_unchanged(folder: Folder) -
     assert (folder.root / CACHE).read_bytes() == b"theirs\n"
 
 
-@pytest.mark.protects("mount-noted", "what is about to be mounted in a folder is noted before")
+@pytest.mark.protects("mount-noted", "a mount in a root folder is recorded before it is attached")
 @pytest.mark.parametrize(
     "moves",
     [
@@ -188,7 +188,7 @@ def test_a_hidden_mount_is_reported_and_removed_later(folder: Folder, place: str
 
 @pytest.mark.protects(
     "mount-by-id",
-    "undoing a run takes off what is known to be mounted by us, and nothing else",
+    "undoing a run unmounts only those mounts that gpuhook is known to have made",
     instead="elif True:",
 )
 def test_undo_in_a_copied_mount_namespace_leaves_other_mounts(folder: Folder) -> None:
@@ -223,7 +223,9 @@ def test_mounts_left_in_the_first_mount_namespace_are_reported(folder: Folder) -
     assert snapshot(folder) == before
 
 
-@pytest.mark.protects("noted-folder", "what is noted of a folder counts for that very folder")
+@pytest.mark.protects(
+    "noted-folder", "a root folder's record isn't applied to another folder at the same path"
+)
 @pytest.mark.parametrize("call", [("rename", 2), ("unlink", 1)])
 def test_another_folder_at_the_same_path_is_not_restored_from_the_record(
     folder: Folder, call: tuple[str, int]
@@ -294,7 +296,7 @@ def test_a_folder_of_an_overlay_lower_layer_is_restored(folder: Folder, upper: s
 
 @pytest.mark.protects(
     "uncovered",
-    "a cover that a killed run has left on a folder goes before the folder is looked at",
+    "a mount that a killed run left on a folder is removed before it is examined",
 )
 @pytest.mark.parametrize(
     ("call", "times"), [("move_mount", 25), ("move_mount", 26), ("umount2", 1), ("fsmount", 1)]
@@ -317,7 +319,7 @@ def test_a_run_killed_while_it_covers_a_file_is_undone(
 
 
 @pytest.mark.protects(
-    "volume-stays", "what is in a volume before a run isn't taken for what the run changes"
+    "volume-stays", "files that were in a volume before a run aren't recorded as changes of the run"
 )
 def test_existing_volume_content_is_unchanged_and_causes_no_error(folder: Folder) -> None:
     """Nothing was made there, and nothing is rolled back."""
@@ -335,7 +337,7 @@ def test_existing_volume_content_is_unchanged_and_causes_no_error(folder: Folder
 
 @pytest.mark.protects(
     "one-file",
-    "a file that is put back has the owner and the content of one file",
+    "a restored file has the owner and content of the same original file",
     instead=(
         "status = os.stat(name, dir_fd=parent, follow_symlinks=False)\n"
         "<the statement>\n"
@@ -345,13 +347,13 @@ def test_existing_volume_content_is_unchanged_and_causes_no_error(folder: Folder
 )
 @pytest.mark.protects(
     "one-link",
-    "a link that is put back has the owner and the target of one link",
+    "a restored link has the owner and target of the same original link",
     instead="link = os.readlink(name, dir_fd=parent)",
     only="one_and_the_same and link",
 )
 @pytest.mark.protects(
     "noted-link",
-    "so has one that is noted for a link in its place",
+    "the recorded target and owner of a link come from one and the same link",
     instead="target = os.readlink(name, dir_fd=parent)",
     only="one_and_the_same and another",
 )
@@ -398,12 +400,18 @@ def test_recorded_content_and_owner_are_of_one_and_the_same_file(
     assert point > 5
 
 
-@pytest.mark.protects("lines-way", "no other user leads root to where it adds lines")
 @pytest.mark.protects(
-    "lines-dots", 'no ".." behind a link of the owner\'s leads root to where it adds lines'
+    "lines-way", "root appends lines only to files at paths that other users can't redirect"
 )
-@pytest.mark.protects("lines-volume", "lines are added to no file in a volume of the root folder's")
-@pytest.mark.protects("lines-file", "lines are added to a file that has no other name")
+@pytest.mark.protects(
+    "lines-dots", "path parts such as .. behind a link can't redirect where root appends lines"
+)
+@pytest.mark.protects(
+    "lines-volume", "lines are never appended to a file in a volume of a root folder"
+)
+@pytest.mark.protects(
+    "lines-file", "lines are appended only to a regular file without further hard links"
+)
 @pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above", "dots"])
 def test_lines_are_not_added_to_files_outside_the_folder(folder: Folder, way: str) -> None:
     """By a link of the owner's on the way, by a further name of a file, or into a volume."""
@@ -454,7 +462,7 @@ def test_lines_are_not_added_to_files_outside_the_folder(folder: Folder, way: st
 
 @pytest.mark.protects(
     "environ-confined",
-    "an environment in a root folder is read below its root",
+    "an environment file in a root folder is read only from inside that folder",
     instead="return host_files.read(path)",
 )
 def test_an_environ_file_outside_the_folder_is_not_read(folder: Folder) -> None:

@@ -297,7 +297,7 @@ cli(sys.argv[3:])
 
 @RUNTIMES
 @pytest.mark.protects(
-    "attach-killed", "detach removes the nodes of an attachment that was killed",
+    "attach-killed", "detach removes the device nodes of an attach that was killed",
     instead="places: list[str] = []", only="attach-live-mount and runc",
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -413,10 +413,12 @@ def test_a_link_at_a_device_node_is_not_followed_out_of_the_container(
 
 
 @ONE
-@pytest.mark.protects("attach-all-or-nothing", "an attachment that fails leaves no access")
+@pytest.mark.protects(
+    "attach-all-or-nothing", "a failed attach leaves the container no device access"
+)
 @pytest.mark.protects(
     "attach-in-time",
-    "a filesystem that never answers delays attach for seconds",
+    "a filesystem that never responds delays attach only by seconds",
     instead="os.waitpid(child, 0)",
     also=("attach-ends", "pass"),
 )

@@ -297,7 +297,7 @@ def test_low_level_runtimes_refuse_a_config_that_gpuhook_finds_broken(bundle: Bu
 
 @pytest.mark.protects(
     "might-take",
-    "a config.json that some runtime might take is not handed over",
+    "an invalid config.json that some runtime might accept isn't passed to the runtime",
     instead="return True",
 )
 @pytest.mark.parametrize("how", UNCLEAR)

@@ -55,11 +55,13 @@ def run_with_the_kernels_driver(
 
 @pytest.mark.protects(
     "proc-selected",
-    "/proc/driver/nvidia shows selected GPUs alone",
+    "/proc/driver/nvidia shows only the selected GPUs",
     instead='binds = [f"gpus/{gpu.kernel_bus_id}" for gpu in inventory.gpus]',
 )
 @pytest.mark.protects(
-    "proc-covered", "/proc/driver/nvidia is covered", instead="<the statement>\ndel operations[0]"
+    "proc-covered",
+    "/proc/driver/nvidia is covered by a masked copy in the container",
+    instead="<the statement>\ndel operations[0]",
 )
 @RUNTIMES
 def test_proc_shows_exactly_the_requested_gpus(bundle: GpuBundle, driver: Driver) -> None:
@@ -176,7 +178,7 @@ def test_unknown_fields_of_config_json_are_kept(bundle: GpuBundle) -> None:
 
 @pytest.mark.protects(
     "hook-environment",
-    "hooks have an environment of their own",
+    "gpuhook's OCI hook runs with its own environment variables",
     instead='return spec.append(("hooks", "prestart"), [{"path": path, "args": args}])',
     only="hook_comes_last and runc-host",
 )
@@ -205,7 +207,7 @@ def test_hook_comes_last_and_once(bundle: GpuBundle, tmp_path: Path) -> None:
 
 @pytest.mark.protects(
     "second-hook",
-    "a hook that is there already is not added again",
+    "a hook that the engine already added isn't added again",
     only="given_by_the_engine_too and runc-host",
 )
 @RUNTIMES

@@ -196,7 +196,7 @@ def test_list_shows_the_gpu_that_the_hook_recorded(
 
 @pytest.mark.protects(
     "given-opened",
-    "CDI hook: a node that the cgroup denies is not given, and repair opens none",
+    "CDI hook: a node denied by cgroup rules isn't counted, and repair doesn't allow it",
     instead="return numbers",
 )
 @pytest.mark.parametrize("volume", ["node", "folder", "file", "/dev/null"])
@@ -280,7 +280,7 @@ def test_a_musl_image_gets_libraries_without_a_loader_cache(
 
 @pytest.mark.protects(
     "cdi-saves-nothing",
-    "the CDI hook saves no inventory",
+    "the CDI hook saves no device inventory",
     instead="inventory = cache.get_inventory(config, vendor, save=True)",
     only="inventory_is_not_saved and runc-host",
 )
@@ -306,7 +306,7 @@ def test_a_new_inventory_is_not_saved(
 
 @pytest.mark.protects(
     "covered-links",
-    "files of an image in the places of links to libraries are covered",
+    "an image's files in the place of library links are covered by driver libraries",
     only="own_libraries_are_covered and runc-host",
 )
 @RUNTIMES
@@ -327,7 +327,7 @@ def test_own_libraries_are_covered_by_the_drivers(
 
 @pytest.mark.protects(
     "covered-by-engines",
-    "what covers them is what the engine has mounted, and the driver's own",
+    "an image's files are covered only by driver files that the engine has mounted",
     instead="return found",
     only="another_file_covers_nothing and runc-host",
 )
@@ -407,7 +407,7 @@ def test_links_out_of_the_root_are_not_followed(
 
 @pytest.mark.protects(
     "cdi-environment",
-    "the CDI hook has an environment of its own",
+    "the CDI hook runs with its own environment, not the image's",
     instead=(
         'return {"hookName": ours.CDI_HOOK_STAGE, "path": self._hook, "args": '
         "[ours.CDI_HOOK, *config, self.vendor.names.KIND]}"
@@ -532,7 +532,7 @@ def test_a_bundle_with_only_a_root_is_served_by_a_prefork_server(
 
 @pytest.mark.protects(
     "limit-by-mounts",
-    "a container whose config.json names no device has its limit",
+    "the memory limit also applies to a container with no devices in config.json",
     instead="more = ()",
     only="no_way_around_a_limit and runc",
 )
@@ -551,7 +551,7 @@ def test_a_bundle_with_only_a_root_has_no_way_around_a_limit(
 
 @pytest.mark.protects(
     "first-namespace",
-    "the CDI hook works in a container's namespace alone",
+    "the CDI hook works only in a container's own mount namespace",
     only="in_the_namespace_of_the_host and runc-host",
 )
 def test_a_hook_in_the_namespace_of_the_host_is_refused(
@@ -566,7 +566,7 @@ def test_a_hook_in_the_namespace_of_the_host_is_refused(
 
 @pytest.mark.protects(
     "first-namespace",
-    "the CDI hook doesn't work beside the first process",
+    "the CDI hook is refused in the mount namespace of the first process",
     instead="if not container.is_mounted_on():",
     only="beside_the_first_process and runc-host",
 )
@@ -601,7 +601,7 @@ def test_a_hook_at_another_stage_is_refused(
 
 @pytest.mark.protects(
     "host-table",
-    "the CDI hook knows the host's mounts in one table",
+    "the CDI hook recognizes the host's mounts by a single mount table",
     instead='self._host_table = proc.Mounts(b"") if self._inside else table',
     only="volumes_stay and etc-rw and runc-host",
 )

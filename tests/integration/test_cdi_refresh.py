@@ -288,7 +288,7 @@ def test_a_refresh_killed_at_any_moment_leaves_a_valid_spec(site: Site) -> None:
 
 
 @pytest.mark.protects(
-    "anothers-document", "a CDI document of somebody else is never replaced or removed"
+    "anothers-document", "a CDI spec of another generator is never replaced or removed"
 )
 def test_a_spec_of_another_generator_is_never_changed(site: Site) -> None:
     theirs = (
@@ -309,7 +309,7 @@ def test_a_spec_of_another_generator_is_never_changed(site: Site) -> None:
 
 @pytest.mark.protects(
     "kept-writers",
-    "documents are removed only where root alone can have said so",
+    "CDI specs are removed only by a record that only root can have written",
     instead="found = host_files.read(self.path)",
 )
 @pytest.mark.parametrize("name", ["state", "state/cdi.json"])

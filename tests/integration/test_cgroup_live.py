@@ -229,7 +229,7 @@ def giving_to_one_that_has_ended(group: Path) -> None:
 
 @pytest.mark.protects(
     "cgroup-by-process",
-    "the container's cgroup is found through a descriptor of its process",
+    "a container's cgroup is found through a descriptor of its process, not by PID",
     instead=(
         'paths = _paths(_read(os.readlink(f"/proc/self/fd/{process}").split()[0] + "/cgroup"))'
     ),

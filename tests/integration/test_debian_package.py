@@ -412,10 +412,12 @@ def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
         run(["umount", "--recursive", sys_folder]).ok()
 
 
-@pytest.mark.protects("containers-in-use", "removal: not while a container needs gpu-py")
+@pytest.mark.protects(
+    "containers-in-use", "removal: gpu-py isn't removed while a container needs it"
+)
 @pytest.mark.protects(
     "engines-in-use",
-    "removal: not while an engine needs gpu-py",
+    "removal: gpu-py isn't removed while an engine needs it",
     instead="gpuhook uninstall --engine all --reload",
 )
 def test_removal_is_refused_while_a_docker_container_needs_gpu_py(
@@ -450,7 +452,7 @@ def test_removal_is_refused_while_a_docker_container_needs_gpu_py(
 
 @pytest.mark.protects(
     "engines-in-use",
-    "removal: not while an engine needs gpu-py",
+    "removal: gpu-py isn't removed while an engine needs it",
     instead="gpuhook uninstall --engine all --reload",
 )
 def test_removal_is_refused_while_gpu_py_is_dockers_default_by_hand(

@@ -116,16 +116,18 @@ def refusals(node: Node, driver: Driver) -> dict[str, tuple[Claim, str]]:
 
 @pytest.mark.protects(
     "dra-document-first",
-    "DRA: what refuses a claim is asked before a device is changed: its document",
+    "DRA: a claim's CDI spec is checked before any device is changed",
     instead="pass",
 )
 @pytest.mark.protects(
     "dra-mps-asked",
-    "DRA: what refuses a claim is asked before a device is changed: limits of MPS",
+    "DRA: a claim's MPS limits are checked before any device is changed",
     instead="pass",
 )
 @pytest.mark.protects(
-    "setting-read", "a setting that can't be read isn't changed", instead="for device, title in ():"
+    "setting-read",
+    "a device setting that can't be read isn't changed",
+    instead="for device, title in ():",
 )
 def test_a_refused_claim_changes_no_setting(node: Node, driver: Driver) -> None:
     """Not even for a moment: what refuses it is asked before."""
@@ -175,7 +177,7 @@ def no_daemon(driver: Driver, command: str) -> None:
 
 @pytest.mark.protects(
     "dra-refused-undone",
-    "DRA: what fails after a device was changed is put back at once",
+    "DRA: a preparation that fails after a device was changed is rolled back at once",
     instead="pass",
 )
 @pytest.mark.parametrize("what", ["the document", "the time slice", "the daemon"])
@@ -226,7 +228,7 @@ def test_settings_are_restored_after_a_killed_service_restarts(node: Node, drive
 
 @pytest.mark.protects(
     "anothers-change",
-    "a setting that another hand has changed meanwhile stays so",
+    "a setting that another program has changed meanwhile isn't overwritten by a restore",
     instead="return True",
 )
 def test_a_setting_changed_by_another_program_is_not_restored(node: Node, driver: Driver) -> None:
@@ -283,7 +285,7 @@ def test_after_a_reboot_no_setting_is_restored(node: Node, driver: Driver) -> No
 
 @pytest.mark.protects(
     "mode-prohibited",
-    "DRA: no claim opens a GPU on which the administrator has prohibited computing",
+    "DRA: a claim can't change a compute mode that the administrator set to prohibited",
 )
 def test_a_gpu_prohibited_by_the_administrator_is_refused_and_unchanged(
     node: Node, driver: Driver
@@ -316,7 +318,9 @@ def ended(node: Node) -> Iterator[None]:
 
 
 @pytest.mark.protects(
-    "mps-not-a-claims", "MPS shares no device that a claim has", instead="for ours, record in ():"
+    "mps-not-a-claims",
+    "MPS doesn't share a device that is allocated to a claim",
+    instead="for ours, record in ():",
 )
 @pytest.mark.usefixtures("ended")
 def test_mps_and_claims_refuse_each_others_gpus(node: Node, driver: Driver) -> None:
@@ -355,11 +359,15 @@ def grow_old(node: Node) -> None:
         path.write_text(json.dumps({**record, "at": record["at"] - 600}))
 
 
-@pytest.mark.protects("mps-not-a-pods", "MPS shares no device that the device plugin gave a pod")
-@pytest.mark.protects("pods-device", "a device is a pod's while the kubelet lists it")
+@pytest.mark.protects(
+    "mps-not-a-pods", "MPS doesn't share a device that the device plugin allocated to a pod"
+)
+@pytest.mark.protects(
+    "pods-device", "a device stays reserved for its pod while the kubelet lists it"
+)
 @pytest.mark.protects(
     "pods-unknown",
-    "a device is a pod's while the kubelet doesn't answer",
+    "a device stays reserved for its pod while the kubelet doesn't answer",
     instead="if known is None and (known := frozenset()):",
 )
 @pytest.mark.usefixtures("ended")
@@ -396,7 +404,7 @@ def test_mps_refuses_a_gpu_that_the_device_plugin_gave_a_pod(
 
 @pytest.mark.protects(
     "mps-clients-stay",
-    "MPS starts again with the pods that are its clients",
+    "MPS can be started again while pods are its clients",
     instead="others = taken",
 )
 @pytest.mark.usefixtures("ended")
@@ -516,7 +524,7 @@ def test_doctor_reports_settings_that_differ_from_the_drivers(node: Node, driver
 
 @pytest.mark.protects(
     "mps-unreadable",
-    "MPS: a damaged record makes no set compute mode the first one",
+    "MPS: a start is refused if a damaged record hides the original compute mode",
     instead="self._records.check_readable(owners=(CLAIM,))",
 )
 @pytest.mark.usefixtures("ended")
@@ -561,7 +569,7 @@ def test_an_interrupted_mps_start_restores_the_compute_mode(node: Node, driver: 
 
 @pytest.mark.protects(
     "dra-exclusive",
-    "DRA: no claim changes a device that a container has for itself",
+    "DRA: no claim changes a container's exclusive device",
     instead="pass",
 )
 @ONE

@@ -201,7 +201,7 @@ def test_modprobe_is_not_run_when_unneeded_or_disabled(root: Path) -> None:
 
 
 @pytest.mark.protects(
-    "modprobe-writers", "root runs no nvidia-modprobe that another user has written"
+    "modprobe-writers", "root doesn't run an nvidia-modprobe that another user can change"
 )
 @pytest.mark.parametrize("owned", ["usr/bin/nvidia-modprobe", "usr/bin", "usr"])
 def test_a_program_owned_by_another_user_is_not_run(root: Path, owned: str) -> None:

@@ -43,11 +43,11 @@ def grow_old(node: Node) -> None:
 
 @pytest.mark.protects(
     "dra-not-twice-plugin",
-    "the device plugin gives away no device that a claim has",
+    "the device plugin allocates no device that a DRA claim has",
     instead="for ours, record in ():",
 )
 @pytest.mark.protects(
-    "dra-not-twice-claim", "a claim gets no device that the device plugin gave away"
+    "dra-not-twice-claim", "a DRA claim gets no device that the device plugin has allocated"
 )
 def test_claims_and_device_plugin_never_share_a_device(
     node: Node, driver: Driver, installation: Installation, workspace: Path
@@ -79,11 +79,11 @@ def test_claims_and_device_plugin_never_share_a_device(
 
 @pytest.mark.protects(
     "dra-not-twice-plugin",
-    "the device plugin gives away no device that a claim has",
+    "the device plugin allocates no device that a DRA claim has",
     instead="for ours, record in ():",
 )
 @pytest.mark.protects(
-    "dra-not-twice-claim", "a claim gets no device that the device plugin gave away"
+    "dra-not-twice-claim", "a DRA claim gets no device that the device plugin has allocated"
 )
 def test_a_gpu_and_its_mig_parts_are_not_allocated_together(
     node: Node, driver: Driver, installation: Installation, workspace: Path

@@ -54,7 +54,7 @@ def refused(node: Node, claim: Claim) -> str:
 
 
 @pytest.mark.protects(
-    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+    "dra-document", "a DRA claim's CDI spec exists before the kubelet is answered", instead="pass"
 )
 def test_a_claim_is_prepared_and_unprepared(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 1)), result(gpu(driver, 2), "other/sub"))
@@ -86,9 +86,9 @@ def test_a_claim_is_prepared_and_unprepared(node: Node, driver: Driver) -> None:
     assert not [*node.kubelet.registry.iterdir()]
 
 
-@pytest.mark.protects("dra-uid", "a claim of another uid is refused")
-@pytest.mark.protects("dra-names", "a uid that the kubelet sends is no path")
-@pytest.mark.protects("dra-pool", "DRA: an allocation of another pool gives no device")
+@pytest.mark.protects("dra-uid", "a DRA claim without the requested uid is refused")
+@pytest.mark.protects("dra-names", "a DRA claim's uid from the kubelet is never used as a path")
+@pytest.mark.protects("dra-pool", "DRA: an allocation from another pool gets no device")
 def test_old_kubelets_are_served_and_broken_claims_refused(node: Node, driver: Driver) -> None:
     node.kubelet.knows = ("v1beta1.DRAPlugin",)
     good = node.claim("good", result(gpu(driver, 0)))
@@ -121,7 +121,7 @@ def test_old_kubelets_are_served_and_broken_claims_refused(node: Node, driver: D
 
 
 @pytest.mark.protects(
-    "dra-not-twice", "a device that one claim has isn't given to another", instead="pass"
+    "dra-not-twice", "a device of one DRA claim isn't allocated to another claim", instead="pass"
 )
 def test_a_device_is_never_given_to_two_claims(node: Node, driver: Driver) -> None:
     first = node.claim("first", result(gpu(driver, 0)))
@@ -138,7 +138,7 @@ def test_a_device_is_never_given_to_two_claims(node: Node, driver: Driver) -> No
 
 @pytest.mark.protects(
     "dra-lock",
-    "of many claims at once one gets a device",
+    "only one of many simultaneous DRA claims gets a device",
     instead="held = contextlib.nullcontext()",
 )
 def test_only_one_of_many_simultaneous_claims_gets_a_device(node: Node, driver: Driver) -> None:
@@ -185,7 +185,9 @@ def _kill(process: Process) -> None:
 
 
 @pytest.mark.protects(
-    "dra-boot", "what an earlier boot's claims had is free", instead="is_old = record is None"
+    "dra-boot",
+    "devices of DRA claims from an earlier boot are free again",
+    instead="is_old = record is None",
 )
 def test_records_of_an_earlier_boot_are_removed_and_damaged_ones_handled(
     node: Node, driver: Driver
@@ -214,11 +216,11 @@ def test_records_of_an_earlier_boot_are_removed_and_damaged_ones_handled(
 
 
 @pytest.mark.protects(
-    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+    "dra-document", "a DRA claim's CDI spec exists before the kubelet is answered", instead="pass"
 )
 @pytest.mark.protects(
     "dra-completed",
-    "what was prepared stays the claim's until it is put back",
+    "a prepared DRA claim keeps its devices until it is unprepared",
     instead="self._undo(driver, uid); record = self._give(driver, ref, claim)",
 )
 def test_a_prepared_claim_keeps_its_device_until_unprepared(node: Node, driver: Driver) -> None:
@@ -243,7 +245,9 @@ def test_a_prepared_claim_keeps_its_device_until_unprepared(node: Node, driver: 
 
 
 @pytest.mark.protects(
-    "dra-same-claim", "a claim with another's uid doesn't get what that has", instead="pass"
+    "dra-same-claim",
+    "a DRA claim with the uid of another claim doesn't get its devices",
+    instead="pass",
 )
 def test_another_claim_with_the_same_uid_is_refused(node: Node, driver: Driver) -> None:
     claim = node.claim("a", result(gpu(driver, 0)))
@@ -254,10 +258,10 @@ def test_another_claim_with_the_same_uid_is_refused(node: Node, driver: Driver) 
 
 
 @pytest.mark.protects(
-    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+    "dra-document", "a DRA claim's CDI spec exists before the kubelet is answered", instead="pass"
 )
 @pytest.mark.protects(
-    "dra-in-order", "what is asked about a claim is done in its order", instead="if True:"
+    "dra-in-order", "requests about the same DRA claim are processed in order", instead="if True:"
 )
 def test_a_claim_unprepared_while_it_is_prepared_leaves_nothing(node: Node, driver: Driver) -> None:
     """A kubelet that was started again asks for the one, and no longer waits for the other."""
@@ -275,7 +279,9 @@ def test_a_claim_unprepared_while_it_is_prepared_leaves_nothing(node: Node, driv
 
 
 @pytest.mark.protects(
-    "dra-device-twice", "a device that a claim has twice has two names", instead="return usual"
+    "dra-device-twice",
+    "a device listed twice in a DRA claim has two CDI device names",
+    instead="return usual",
 )
 def test_a_device_twice_in_one_claim_gets_two_cdi_names_and_one_status(
     node: Node, driver: Driver
@@ -311,7 +317,7 @@ def test_two_instances_serve_claims_during_an_update(node: Node, driver: Driver)
             assert len({*node.kubelet.registry.iterdir()}) == 2
 
 
-@pytest.mark.protects("dra-probe", "a probe notices a supervisor that hangs")
+@pytest.mark.protects("dra-probe", "a DRA probe detects a supervisor that hangs")
 def test_a_probe_detects_a_hung_supervisor(node: Node) -> None:
     """Otherwise only the server would answer, and each claim fail after its time."""
     with node.service(instance="pod") as process:
@@ -328,7 +334,7 @@ def test_a_probe_detects_a_hung_supervisor(node: Node) -> None:
 
 @pytest.mark.protects(
     "dra-in-time",
-    "a claim that nobody waits for any more is in no other's way",
+    "abandoned requests for DRA claims don't delay other claims",
     instead="while False:",
 )
 def test_abandoned_claims_do_not_delay_other_claims(node: Node, driver: Driver) -> None:
@@ -344,7 +350,9 @@ def test_abandoned_claims_do_not_delay_other_claims(node: Node, driver: Driver) 
 
 
 @pytest.mark.protects(
-    "dra-deadline", "a claim whose work hangs is answered in time", instead="late = False"
+    "dra-deadline",
+    "a hanging request about a DRA claim is answered with an error after a timeout",
+    instead="late = False",
 )
 def test_a_late_api_server_fails_only_one_claim(node: Node, driver: Driver) -> None:
     assert SHORT < TIMEOUT < DEADLINE_S
@@ -375,20 +383,20 @@ def _moved(node: Node, claim: Claim) -> None:
 
 @pytest.mark.protects(
     "dra-gone-twice",
-    "what a claim has that is gone is put back when that is so a minute later",
+    "a deleted DRA claim's devices are released only if it's still gone a minute later",
     instead="is_late = True",
 )
 @pytest.mark.protects(
-    "dra-gone-still", "a claim that is there again is not gone since it was", instead="pass"
+    "dra-gone-still", "a DRA claim that reappears is no longer recorded as deleted", instead="pass"
 )
 @pytest.mark.protects(
     "dra-gone-said",
-    "a claim isn't gone because the API server can't be asked",
+    "a DRA claim isn't mistaken for deleted while the API server is unreachable",
     instead="return True",
 )
 @pytest.mark.protects(
     "dra-gone-unused",
-    "what a claim has that is gone stays its while a pod has it, or the kubelet doesn't say",
+    "devices of a deleted DRA claim are kept until the kubelet reports them unused",
     instead="unused = [*holders]",
 )
 @pytest.mark.parametrize("go", [_deleted, _made_again, _released, _moved])
@@ -430,7 +438,7 @@ def test_devices_of_a_gone_claim_are_freed_after_a_delay(
 
 @pytest.mark.protects(
     "dra-gone-unlisted",
-    "what a claim has that is gone stays its while the kubelet may not list who has it",
+    "devices of a deleted DRA claim are kept while its namespace still has pods",
     instead="is_listed = False",
 )
 def test_device_of_a_gone_claim_is_kept_while_its_namespace_has_pods(
@@ -462,7 +470,7 @@ def test_device_of_a_gone_claim_is_kept_while_its_namespace_has_pods(
 
 
 @pytest.mark.protects(
-    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+    "dra-document", "a DRA claim's CDI spec exists before the kubelet is answered", instead="pass"
 )
 def test_a_gone_claim_is_unprepared_without_another_request(node: Node, driver: Driver) -> None:
     """A claim of the same namespace has a pod there, which would keep it reserved forever."""
@@ -486,7 +494,7 @@ def test_a_gone_claim_is_unprepared_without_another_request(node: Node, driver: 
 
 
 @pytest.mark.protects(
-    "dra-document", "a claim's document is there before the kubelet is answered", instead="pass"
+    "dra-document", "a DRA claim's CDI spec exists before the kubelet is answered", instead="pass"
 )
 def test_deleted_claims_are_unprepared_together(node: Node, driver: Driver) -> None:
     """A claim for the devices of several claims waits one minute, not one for each."""

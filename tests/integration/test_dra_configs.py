@@ -121,7 +121,7 @@ REFUSED = {
 
 
 @pytest.mark.protects(
-    "dra-unknown-fields", "what isn't known in a claim's configuration is refused"
+    "dra-unknown-fields", "unknown fields in a DRA claim's configuration are refused"
 )
 def test_an_invalid_claim_configuration_is_refused(node: Node, driver: Driver) -> None:
     with node.service():
@@ -139,7 +139,7 @@ def test_an_invalid_claim_configuration_is_refused(node: Node, driver: Driver) -
 
 
 @pytest.mark.protects(
-    "dra-admin-changes-nothing", "adminAccess changes nothing for whoever has the device"
+    "dra-admin-changes-nothing", "a DRA claim with adminAccess changes no setting of a device"
 )
 def test_an_admin_access_claim_changes_no_settings(node: Node, driver: Driver) -> None:
     """A claim by adminAccess, which may have what others work with."""
@@ -209,7 +209,7 @@ REFUSING = {
 
 @pytest.mark.protects(
     "dra-slice-refused",
-    "DRA: a time slice that a GPU refuses holds no claim's devices back",
+    "DRA: a GPU that refuses a time slice remains available to other claims",
     instead='if refused: failures.append(UnchangedSetting(device, SLICE, refused, ""))\nif False:',
 )
 @pytest.mark.parametrize("name", [*REFUSING])
@@ -233,7 +233,7 @@ def test_a_gpu_that_refuses_a_setting_is_usable_by_other_claims(
 
 @pytest.mark.protects(
     "mps-mode-there",
-    "a compute mode that a GPU has already isn't set, which some refuse",
+    "a compute mode that a GPU already has isn't set again, as some GPUs refuse that",
     instead="if True:",
 )
 def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) -> None:
@@ -249,10 +249,10 @@ def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) ->
 
 @pytest.mark.protects(
     "dra-lost-holds-none",
-    "DRA: a lost GPU of a claim by MPS holds no healthy one",
+    "DRA: a lost GPU of an MPS claim doesn't block the claim's healthy GPUs",
     instead="if not failure.final:",
 )
-@pytest.mark.protects("dra-shares-sum", "the shares of a device are no more than it has")
+@pytest.mark.protects("dra-shares-sum", "DRA shares of a device never exceed its memory in total")
 def test_a_lost_gpu_does_not_hold_other_gpus_of_its_claim(
     node: Node, driver: Driver, installation: Installation
 ) -> None:
@@ -365,7 +365,7 @@ def told(node: Node, driver: Driver, line: str) -> str:
 
 
 @pytest.mark.protects(
-    "dra-started-first", "what is begun for a claim is written down before", instead="pass"
+    "dra-started-first", "changes for a DRA claim are recorded before they are made", instead="pass"
 )
 @pytest.mark.parametrize("point", [14, 22, 30, 38, 46])
 def test_an_mps_start_that_was_killed_is_undone(point: int, node: Node, driver: Driver) -> None:
@@ -387,8 +387,10 @@ def _mig(node: Node) -> str:
     return next(name for _, name in plugin.devices if "-mig-" in name)
 
 
-@pytest.mark.protects("dra-shares", "a share of a device has a limit of its memory")
-@pytest.mark.protects("dra-limit-holds", "a claim's limit that can't be kept refuses the claim")
+@pytest.mark.protects("dra-shares", "a DRA claim to a share of a device has a memory limit")
+@pytest.mark.protects(
+    "dra-limit-holds", "a DRA claim with an unenforceable memory limit is refused"
+)
 def test_an_unenforceable_memory_limit_is_refused(node: Node, driver: Driver) -> None:
     """Here for want of cgroup v2, where a share can't be given then, nor a limit."""
     if host_cgroups() == "v2":
@@ -431,7 +433,7 @@ def limited(made: Bundle, *settings: str) -> Bundle:
     return made
 
 
-@pytest.mark.protects("dra-shares-sum", "the shares of a device are no more than it has")
+@pytest.mark.protects("dra-shares-sum", "DRA shares of a device never exceed its memory in total")
 @ONE
 def test_memory_limits_and_shares_of_claims_hold_in_containers(
     node: Node,

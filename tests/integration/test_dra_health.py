@@ -43,7 +43,7 @@ def has(node: Node, device: str, health: int, words: str = "") -> bool:
 
 @pytest.mark.protects(
     "dra-lost",
-    "a claim gets no device that can't be reached",
+    "a DRA claim gets no device that can't be reached",
     instead="if known is None or known.device is None:",
 )
 @pytest.mark.parametrize("service", ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"])
@@ -71,7 +71,7 @@ def test_an_xid_makes_a_device_unhealthy_until_it_recovers(
         assert not isinstance(node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid], str)
 
 
-@pytest.mark.protects("dra-hangs", "a claim gets no device while its driver hangs")
+@pytest.mark.protects("dra-hangs", "a DRA claim gets no device while its driver hangs")
 def test_a_hung_driver_refuses_new_claims_and_old_ones_are_unprepared(
     node: Node, driver: Driver, installation: Installation
 ) -> None:

@@ -211,10 +211,12 @@ REQUESTS: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
 
 
 @pytest.mark.protects(
-    "own-slices", "DRA: a node writes its own node's slices alone", instead='- expression: "true"'
+    "own-slices", "DRA: a node writes only its own resource slices", instead='- expression: "true"'
 )
 @pytest.mark.protects(
-    "own-pools", "DRA: a node writes into its own pools alone", instead='- expression: "true"'
+    "own-pools",
+    "DRA: a node writes resource slices only into its own pools",
+    instead='- expression: "true"',
 )
 @pytest.mark.parametrize("name", [*REQUESTS])
 def test_a_node_may_write_only_its_own_slices(name: str, documents: list[Document]) -> None:
@@ -255,12 +257,12 @@ CLAIMS: dict[str, tuple[Any, Any, bool]] = {
 
 @pytest.mark.protects(
     "own-status",
-    "DRA: a node says of its own devices alone what became of them",
+    "DRA: a node reports the status of only its own devices",
     instead='- expression: "true"',
 )
 @pytest.mark.protects(
     "allocation-stays",
-    "DRA: no node's plugin says who has which device",
+    "DRA: a node's plugin can't change a claim's allocation or reservation",
     instead='- expression: "true"',
 )
 @pytest.mark.parametrize("name", [*CLAIMS])

@@ -91,7 +91,7 @@ def test_slices_claims_and_statuses_are_published(
 
 @pytest.mark.protects(
     "dra-mps-named",
-    "DRA: no claim gets a device of [gpuhook.mps], whether a daemon runs or not",
+    "DRA: no claim gets a device of [gpuhook.mps], even if no MPS daemon runs",
     instead="shared = []",
 )
 def test_devices_shared_by_mps_are_not_published_and_claims_are_refused(

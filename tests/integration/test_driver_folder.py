@@ -144,7 +144,9 @@ def test_docker_uses_the_folder_with_its_own_runtime(docker: Docker, machine: Ma
 
 
 @pytest.mark.protects(
-    "folder-in-use", "a driver folder that a container has stays", instead="return False"
+    "folder-in-use",
+    "a driver folder that a running container uses isn't removed",
+    instead="return False",
 )
 @RUNTIMES
 def test_an_update_leaves_running_containers_with_the_old_driver(
@@ -203,7 +205,7 @@ def test_files_are_copies_where_they_are_on_another_filesystem(machine: Machine)
 
 @pytest.mark.protects(
     "file-rights",
-    "what is in a driver folder has no rights of its own",
+    "files in a driver folder belong to root, without set-user-ID bits or capabilities",
     instead="if _link(fd, target):",
 )
 def test_set_uid_bits_capabilities_and_owners_are_removed(machine: Machine) -> None:
@@ -304,7 +306,9 @@ def test_a_full_filesystem_is_refused_and_leaves_no_folder(machine: Machine) -> 
         run(["umount", place]).ok()
 
 
-@pytest.mark.protects("work-way", "the folder beside a driver folder is root's")
+@pytest.mark.protects(
+    "work-way", "the work folder next to a driver folder is refused if another user controls it"
+)
 @pytest.mark.parametrize("name", ["driver", ".driver.gpuhook", "kept"])
 def test_a_folder_of_another_user_is_refused(machine: Machine, name: str, tmp_path: Path) -> None:
     """In his own folder, or one that he was the first to make in a folder such as /tmp."""
@@ -322,7 +326,9 @@ def test_a_folder_of_another_user_is_refused(machine: Machine, name: str, tmp_pa
     assert [path.name for path in his.rglob("*")] == ["file"]
 
 
-@pytest.mark.protects("folder-way", "a driver folder is made where root alone leads")
+@pytest.mark.protects(
+    "folder-way", "a driver folder is created only at a path that other users can't redirect"
+)
 def test_a_link_of_another_user_is_refused(machine: Machine, tmp_path: Path) -> None:
     machine.folder.parent.mkdir()
     machine.folder.symlink_to(tmp_path)
@@ -331,9 +337,11 @@ def test_a_link_of_another_user_is_refused(machine: Machine, tmp_path: Path) -> 
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.protects("work-way", "the folder beside a driver folder is root's")
 @pytest.mark.protects(
-    "folder-owner", "a driver folder is root's, also one that was made while we waited"
+    "work-way", "the work folder next to a driver folder is refused if another user controls it"
+)
+@pytest.mark.protects(
+    "folder-owner", "a driver folder that another user creates in the meantime isn't used"
 )
 def test_a_folder_another_user_puts_there_meanwhile_is_not_used(machine: Machine) -> None:
     """In a folder such as /tmp: it has all that ours would have, and is his to change."""

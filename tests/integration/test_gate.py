@@ -289,7 +289,7 @@ def test_the_unit_tests_model_of_variables_matches_the_engine(
 
 @pytest.mark.protects(
     "nri-settings",
-    "gpuhook nri goes by config.toml as it is now",
+    "gpuhook nri applies the current config.toml to each container",
     instead="pass",
     only="settings_of_later and trixie",
 )

@@ -32,12 +32,12 @@ def stranger(bundle: Bundle) -> Iterator[int]:
 
 @pytest.mark.protects(
     "mount-namespace",
-    "a container in another's mount namespace is refused before it is made",
+    "a container that uses another one's mount namespace is refused before it is created",
     only="mount_namespace_of_another and crun",
 )
 @pytest.mark.protects(
     "namespace-path",
-    "a mount namespace that exists already is another's",
+    "an existing mount namespace isn't accepted as the container's own",
     instead='return any(True for item in self._namespaces("mount"))',
 )
 @pytest.mark.parametrize("owner", ["the caller's", "a stranger's"])
@@ -82,7 +82,7 @@ def test_a_hook_in_a_late_stage_is_refused(bundle: GpuBundle, driver: Driver, st
 
 @pytest.mark.protects(
     "owner-mapped",
-    "files belong to the container's root user",
+    "files created in a container with a user namespace belong to its root user",
     instead="if True or owner == (0, 0):",
     only="user_namespace and runc-host",
 )

@@ -92,7 +92,7 @@ def test_a_hook_without_its_own_environment_would_be_compromised(
 
 @pytest.mark.protects(
     "isolated",
-    "Python is isolated",
+    "the launcher runs Python isolated from the caller's environment and working folder",
     instead='char isolated[] = "-B";',
     only="python_settings and runc-host",
 )
@@ -135,13 +135,13 @@ def with_the_package_elsewhere(installation: Installation, folder: Path) -> Inst
 
 @pytest.mark.protects(
     "isolated",
-    "gpu-py is isolated from its working folder",
+    "gpu-py imports nothing from its working folder",
     instead='char isolated[] = "-B";',
     only="working_folder and beside",
 )
 @pytest.mark.protects(
     "isolated",
-    "gpu-py is isolated from its working folder where Python finds the package",
+    "gpu-py imports nothing from its working folder if Python itself finds the package",
     instead='char isolated[] = "-B";',
     only="working_folder and elsewhere",
 )
@@ -153,7 +153,7 @@ def with_the_package_elsewhere(installation: Installation, folder: Path) -> Inst
 )
 @pytest.mark.protects(
     "module-path-end",
-    "gpu-py ends its module path with its own folder, not with the working folder",
+    "gpu-py's module path ends with its own folder, not with the working folder",
     instead='"sys.path.insert(0, \\"\\")\\n"',
     only="working_folder and beside",
 )

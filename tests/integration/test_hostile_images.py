@@ -30,7 +30,7 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.mark.protects(
     "confined",
-    "paths are confined, and nothing is made on a mount of the host",
+    "paths are confined to the container, and nothing is created on mounts of the host",
     instead="return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)\nhow = b''",
     also=("own-mount", "return MountPermissions(True, shared)"),
     only="links_in_the_image and runc-host",

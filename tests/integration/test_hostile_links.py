@@ -305,7 +305,7 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
 
 @pytest.mark.protects(
     "link-by-folder",
-    "a soname link is made in the folder that was looked at",
+    "a soname link is created in the folder that was checked, even if its path changes",
     instead=(
         "entries.make(self.owner, kernel.create_link, kernel.AT_FDCWD, "
         'os.readlink(f"/proc/self/fd/{parent}") + f"/{name}", target)'
@@ -314,7 +314,7 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
 )
 @pytest.mark.protects(
     "relink-by-folder",
-    "a soname link is replaced in the folder that was looked at",
+    "a SONAME link is replaced in the checked folder even if the path is swapped",
     instead=(
         "make(owner, kernel.create_link, kernel.AT_FDCWD, "
         'os.readlink(f"/proc/self/fd/{parent}") + f"/{temporary}", target)'
@@ -323,7 +323,7 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
 )
 @pytest.mark.protects(
     "file-by-folder",
-    "the file of CUDA's compatibility is made in the folder that was looked at",
+    "the CUDA compatibility file is created in the same folder that was checked",
     instead=(
         "fd = make(owner, kernel.create_file, kernel.AT_FDCWD, "
         'os.readlink(f"/proc/self/fd/{parent}") + f"/{temporary}", 0o600)'
@@ -332,7 +332,7 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
 )
 @pytest.mark.protects(
     "folder-by-folder",
-    "a missing folder is made in the one that was looked at",
+    "a missing folder is created in the same parent folder that was checked",
     instead=(
         "entries.make(self.owner, kernel.create_folder, kernel.AT_FDCWD, "
         'os.readlink(f"/proc/self/fd/{held}") + f"/{name}")'

@@ -86,7 +86,11 @@ def test_a_kernel_that_refuses_a_call_causes_an_error_and_no_change(
     assert (contents(image), mount_table()) == before
 
 
-@pytest.mark.protects("no-openat2", "old kernels are looked at in steps", instead="if True:")
+@pytest.mark.protects(
+    "no-openat2",
+    "paths in a root are resolved step by step on old kernels without openat2",
+    instead="if True:",
+)
 def test_reading_a_root_works_on_an_old_kernel(driver: Path) -> None:
     def work() -> bytes | None:
         refuse_call(OPENAT2, ENOSYS)()
@@ -98,7 +102,7 @@ def test_reading_a_root_works_on_an_old_kernel(driver: Path) -> None:
 
 @pytest.mark.protects(
     "no-import",
-    "nothing is imported out of a container's files",
+    "gpuhook imports no Python modules from a container's files",
     instead="enter(container.process)",
 )
 def test_no_python_module_is_imported_from_a_container(driver: Path, image: Path) -> None:
@@ -138,7 +142,7 @@ def _lives(pid: int) -> bool:
 
 @pytest.mark.protects(
     "namespace-by-process",
-    "the container is asked through a descriptor of its process",
+    "a container is accessed only through a descriptor of its process",
     instead="return\nfd = -1",
 )
 def test_a_container_that_ends_meanwhile_is_refused(driver: Path, image: Path) -> None:
@@ -172,7 +176,7 @@ def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool
 
 @pytest.mark.protects(
     "namespace-by-process",
-    "the mount namespace is opened by the descriptor of the process, not by its number",
+    "a mount namespace is opened by a descriptor of the process, not by its process ID",
     instead=(
         'path = os.readlink(f"/proc/self/fd/{process}").partition(" ")[0]\n'
         'fd = os.open(f"{path}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)'
@@ -195,7 +199,7 @@ def test_a_process_id_without_a_process_is_refused(image: Path, workspace: Path)
         in_child(lambda: injection.open_container(2**22 + 1, str(image)).close())
 
 
-@pytest.mark.protects("hosts-root", "the host's root is no container's")
+@pytest.mark.protects("hosts-root", "the host's own root is refused as a container's root")
 @pytest.mark.parametrize("root", ["/", "/.", "/../.."])
 def test_the_hosts_root_is_refused_as_a_container_root(workspace: Path, root: str) -> None:
     with pytest.raises(InjectError, match="the host's own"):
@@ -228,7 +232,7 @@ def test_a_process_in_the_hosts_namespace_changes_no_mounts(driver: Path, image:
 
 @pytest.mark.protects(
     "root-by-namespace",
-    "the container's root is opened as its own namespace has it",
+    "links in the path of a container's root are resolved in the container's namespace",
     instead='root = os.open(f"/proc/self/fd/{process}/root{root_path}", flags)',
 )
 def test_links_on_the_way_to_the_root_are_followed(

@@ -150,7 +150,7 @@ def test_a_volume_over_etc_keeps_the_hosts_cache(driver: Path, image: Path, volu
 
 @pytest.mark.protects(
     "cache-covered",
-    "a read-only or mounted cache is covered",
+    "a read-only or mounted ld.so.cache is covered by a mount",
     instead='_CANT_REPLACE: "Final" = ()',
 )
 def test_a_cache_that_is_a_volume_is_covered_and_unchanged(
@@ -174,7 +174,9 @@ def test_a_volume_over_etc_without_a_cache_gets_none(
     assert contents(volume).keys() == {"."}
 
 
-@pytest.mark.protects("own-file", "a volume's own file is left alone where it is the driver's")
+@pytest.mark.protects(
+    "own-file", "a volume's file that already is the driver's file is left unchanged"
+)
 @pytest.mark.parametrize("propagation", [MS_PRIVATE, MS_SHARED], ids=["private", "shared"])
 def test_the_hosts_folders_as_volumes_need_no_mounts(
     driver: Path, image: Path, propagation: int
@@ -211,7 +213,11 @@ def test_a_socket_in_a_volume_is_skipped(driver: Path, image: Path, volume: Path
     assert contents(volume).keys() == {"."}
 
 
-@pytest.mark.protects("own-or-volume", "a tmpfs of the container is its own", instead="own = False")
+@pytest.mark.protects(
+    "own-or-volume",
+    "a tmpfs that was mounted for the container can be written to",
+    instead="own = False",
+)
 def test_a_tmpfs_of_the_container_can_be_written_to(driver: Path, image: Path) -> None:
     def prepare() -> None:
         mount("tmpfs", image / "run", "tmpfs", 0)
@@ -222,7 +228,11 @@ def test_a_tmpfs_of_the_container_can_be_written_to(driver: Path, image: Path) -
     assert list((image / "run").iterdir()) == []
 
 
-@pytest.mark.protects("own-or-volume", "a tmpfs of the host is a volume", instead="own = True")
+@pytest.mark.protects(
+    "own-or-volume",
+    "a tmpfs of the host counts as a volume and isn't written to",
+    instead="own = True",
+)
 def test_a_tmpfs_of_the_host_is_refused_as_a_volume(
     driver: Path, image: Path, volume: Path
 ) -> None:
@@ -276,7 +286,7 @@ def read_only(root: Path) -> Callable[[], None]:
 
 @pytest.mark.protects(
     "cache-covered",
-    "a read-only or mounted cache is covered",
+    "a read-only or mounted ld.so.cache is covered by a mount",
     instead='_CANT_REPLACE: "Final" = ()',
 )
 def test_a_read_only_root_without_mount_points_is_refused(driver: Path, image: Path) -> None:
@@ -290,7 +300,7 @@ def test_a_read_only_root_without_mount_points_is_refused(driver: Path, image: P
 
 @pytest.mark.protects(
     "cache-covered",
-    "a read-only or mounted cache is covered",
+    "a read-only or mounted ld.so.cache is covered by a mount",
     instead='_CANT_REPLACE: "Final" = ()',
 )
 def test_a_read_only_root_with_mount_points_gets_the_driver(driver: Path, image: Path) -> None:
@@ -330,7 +340,10 @@ LEFTOVERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.protects("leftover-file", "temporary files of a killed run are removed")
-@pytest.mark.protects("soname-covered", "a file that has a SONAME is covered")
+@pytest.mark.protects(
+    "soname-covered",
+    "an image's file at the name of a SONAME link is covered by the driver's library",
+)
 @pytest.mark.parametrize("leftover", LEFTOVERS)
 def test_leftovers_in_an_image_are_replaced_or_covered(
     driver: Path, image: Path, leftover: str
@@ -343,7 +356,7 @@ def test_leftovers_in_an_image_are_replaced_or_covered(
         assert not list((image / "usr").rglob(".*.gpuhook"))
 
 
-@pytest.mark.protects("folder-for-file", "a folder in a file's place is refused")
+@pytest.mark.protects("folder-for-file", "a folder at the path of a file is refused")
 @pytest.mark.parametrize("name", [LIBRARY, "libcuda.so.1"])
 def test_a_folder_at_a_files_path_is_refused_and_named(
     driver: Path, image: Path, name: str
@@ -372,7 +385,9 @@ def test_firmware_is_mounted_with_and_without_merged_usr(
         assert box.read(place) == "the driver's"
 
 
-@pytest.mark.protects("label-kept", "SELinux labels are kept")
+@pytest.mark.protects(
+    "label-kept", "a replaced file keeps its SELinux label where labels can be set"
+)
 def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Path) -> None:
     cache = image / "etc/ld.so.cache"
     cache.touch()
@@ -384,7 +399,9 @@ def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Pa
     assert os.getxattr(cache, "security.selinux") == label
 
 
-@pytest.mark.protects("label-kept", "SELinux labels are kept")
+@pytest.mark.protects(
+    "label-kept", "a replaced file keeps its SELinux label where labels can be set"
+)
 def test_a_cache_is_written_where_no_label_can_be_set(
     driver: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,7 +420,9 @@ def test_a_cache_is_written_where_no_label_can_be_set(
 
 
 @pytest.mark.protects(
-    "nodev-cleared", "device nodes open from a filesystem without devices", instead="cleared = 0"
+    "nodev-cleared",
+    "a device node can be opened even if its host filesystem is mounted with nodev",
+    instead="cleared = 0",
 )
 def test_a_node_from_a_nodev_filesystem_can_be_opened(driver: Path, image: Path) -> None:
     """/run and /tmp are often mounted nodev; a node that is given must open all the same."""
@@ -418,7 +437,7 @@ def test_a_node_from_a_nodev_filesystem_can_be_opened(driver: Path, image: Path)
 
 @pytest.mark.protects(
     "modify-device-files",
-    "ModifyDeviceFiles is switched off",
+    "ModifyDeviceFiles is switched off in the driver parameters that containers see",
     instead='_KEEPS = b"ModifyDeviceFiles: 1"',
 )
 @pytest.mark.protects("proc-read-only", "the masked /proc/driver/nvidia is read-only")

@@ -265,12 +265,12 @@ HOSTILE = [
 
 @pytest.mark.protects(
     "strangers-folder",
-    "nothing in another user's folder is part of a driver",
+    "files in another user's folder aren't treated as parts of a driver",
     only="in_a_strangers_folder",
 )
 @pytest.mark.protects(
     "whose-socket",
-    "a socket is root's, or its daemon's own",
+    "a socket is passed to containers only if root or its daemon's user owns it",
     instead="if alone:",
     only="of_another_user",
 )
@@ -317,7 +317,7 @@ def test_cdi_specs_name_no_socket_and_work_without_daemons(
 
 @pytest.mark.protects(
     "sockets-age-nothing",
-    "daemons that come and go make no inventory stale",
+    "a daemon's socket that appears or disappears doesn't make the inventory stale",
     instead="files = self.inventory.files\nreturn [file.path for file in files]",
 )
 @ONE
@@ -393,7 +393,7 @@ def test_a_missing_feature_mounts_no_files(
 
 @pytest.mark.protects(
     "udev-socket",
-    "udev's socket stays with the host",
+    "udev's socket isn't mounted into containers",
     instead='_GDS_FILES = ("/run/udev", "/etc/cufile.json")',
 )
 @pytest.mark.parametrize("mode", ["hook", "spec"])
@@ -409,7 +409,7 @@ def test_udevs_socket_is_never_given(
 
 @pytest.mark.protects(
     "feature-policy",
-    "features obey the policy of devices",
+    "requests for driver features obey the same policy as requests for devices",
     instead="options.features = tuple(sorted(enabled))",
 )
 @ONE
@@ -451,7 +451,9 @@ folders = ["/run/maker", "/var/lib/maker"]
 ASK = "MAKER_VISIBLE_DEVICES=all"
 
 
-@pytest.mark.protects("mounted-socket", "no folder that is mounted holds a socket")
+@pytest.mark.protects(
+    "mounted-socket", "a folder that contains a socket is never mounted in a container"
+)
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 @ONE
 def test_a_socket_that_appears_in_a_folder_is_not_given(

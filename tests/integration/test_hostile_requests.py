@@ -17,7 +17,7 @@ ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 
 @pytest.mark.protects(
     "annotations-distrusted",
-    "annotations are trusted no more than the environment",
+    "annotations are trusted no more than environment variables",
     only="annotation and runc-host",
 )
 @pytest.mark.parametrize("by", ["runtime", "hook"])
@@ -47,7 +47,10 @@ def test_an_annotation_gives_no_more_than_the_mounts(
     assert opened == given
 
 
-@pytest.mark.protects("kinds", "an image names no CDI devices of other makers, nor another pod's")
+@pytest.mark.protects(
+    "kinds",
+    "images can request CDI devices only of gpuhook's own kinds and explicitly allowed ones",
+)
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
 @ONE
 def test_a_cdi_claim_of_another_pod_is_refused(
@@ -83,7 +86,7 @@ def test_a_cdi_claim_of_another_pod_is_refused(
 
 @pytest.mark.protects(
     "device-name",
-    "names of devices have a grammar",
+    "invalid device names in a request are refused",
     instead='if True or _NAME_CHARACTERS.issuperset(name) and ".." not in name:',
     also=("all-devices", "if wanted:"),
 )
@@ -115,7 +118,7 @@ def test_invalid_device_names_are_refused(
 
 @pytest.mark.protects(
     "channel-name",
-    "channels have a grammar",
+    "invalid IMEX channel numbers in a request are refused",
     instead="return 0",
     also=("channel-node", "if node is None and 0:"),
 )
@@ -130,7 +133,7 @@ def test_invalid_imex_channels_are_refused(
 
 @pytest.mark.protects(
     "deep-json",
-    "JSON of any depth is read or refused",
+    "JSON of any nesting depth is parsed or refused",
     instead="except ZeroDivisionError:",
     only="strange_json and runc-host",
 )
@@ -158,7 +161,7 @@ def test_strange_json_is_handled_or_refused(bundle: GpuBundle, driver: Driver, e
 
 @pytest.mark.protects(
     "bytes-kept",
-    "bytes that are no text stay as they are",
+    "bytes in config.json that aren't valid UTF-8 are unchanged",
     instead='return Spec(path, data.decode("utf-8", "replace"))',
     only="bytes_that_are_no_text and runc-host",
 )

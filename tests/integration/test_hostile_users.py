@@ -91,13 +91,15 @@ WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin
 
 @pytest.mark.protects(
     "roots-process",
-    "other users: their processes are no daemons",
+    "other users: their processes aren't mistaken for root's daemons",
     instead="if int(uid := ids.pop()) < 0:",
 )
 @pytest.mark.protects(
-    "ended-process", "other users: zombies and containers' processes are no daemons"
+    "ended-process", "other users: zombies and processes of containers aren't mistaken for daemons"
 )
-@pytest.mark.protects("no-rights", "other users: root without rights is a container's")
+@pytest.mark.protects(
+    "no-rights", "other users: a root process without privileges isn't mistaken for the host's root"
+)
 @pytest.mark.parametrize(
     ("way", "mode"),
     [
@@ -180,7 +182,9 @@ while True:
 """
 
 
-@pytest.mark.protects("docker-peer", "other users: who answers for Docker is root")
+@pytest.mark.protects(
+    "docker-peer", "other users: answers are accepted only from a Docker daemon of root"
+)
 def test_another_user_on_the_socket_of_roots_docker_is_reported(
     site: Site, driver: Driver, configs: dict[str, Path]
 ) -> None:

@@ -173,7 +173,7 @@ def test_installing_again_loses_nothing(site: Site) -> None:
 
 @pytest.mark.protects(
     "docker-forgets",
-    "removal: a running Docker forgets gpu-py",
+    "removal: gpu-py is also removed from a running Docker daemon",
     instead="edited = json_text.edited(text, document, change.path)",
 )
 @pytest.mark.parametrize("text", [None, "{}", '{"log-level":  "warn"}\n'])

@@ -441,7 +441,7 @@ exec containerd -c {K3S}/config.toml -a /run/k3s/containerd/containerd.sock \\
 
 @pytest.mark.protects(
     "engines-file",
-    "installer: nothing is written to a file that the node's containerd doesn't read",
+    "installer: only a file that the node's containerd reads is changed",
 )
 def test_a_k3s_node_is_configured_and_restored(
     fresh: Node, driver: Driver, archive: Path, pause_archive: Path, tmp_path: Path

@@ -123,7 +123,7 @@ def test_list_and_explain_show_the_holder_of_a_device(place: Place) -> None:
 
 @pytest.mark.protects(
     "unseen-told",
-    "a list says that another pid namespace's containers aren't in it",
+    "a container list warns that containers of other pid namespaces may be missing",
     instead='problems = (_LATE if not look.is_whole else "",)',
 )
 @ONE
@@ -196,7 +196,7 @@ def second(place: Place, driver: Driver, request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.protects(
     "claims",
-    "exclusive devices are held by their nodes, whatever brought these",
+    "a container with a node of an exclusive device holds it, however the node was added",
     instead="for kind in ():",
     only="second_document_with and renamed and spec",
 )
@@ -221,7 +221,7 @@ def test_a_second_document_with_the_same_node_is_refused(
 
 @pytest.mark.protects(
     "engines-lease",
-    "exclusive devices are held by what the engine gave",
+    "a container also holds exclusive devices that the engine itself has added",
     instead="edited = spec",
     only="engine_carries_out and node",
 )

@@ -181,8 +181,12 @@ def test_a_running_container_keeps_its_low_level_runtime(
     assert bundle.call(mine, "state", bundle.name).status != 0
 
 
-@pytest.mark.protects("own-runtime-folder", "no user's folder says which runtime has a container")
-@pytest.mark.protects("own-runtime-dir", "no user's folder says so to Python either")
+@pytest.mark.protects(
+    "own-runtime-folder", "the launcher ignores an XDG_RUNTIME_DIR that another user owns"
+)
+@pytest.mark.protects(
+    "own-runtime-dir", "the Python runtime also ignores an XDG_RUNTIME_DIR that another user owns"
+)
 @ONE
 def test_a_runtime_folder_of_another_user_is_ignored(
     bundle: GpuBundle, driver: Driver, tmp_path: Path

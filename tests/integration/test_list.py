@@ -154,7 +154,7 @@ def test_a_node_mounted_by_the_container_is_not_counted(
 
 @pytest.mark.protects(
     "local-filesystem",
-    "no filesystem is asked that somebody else serves",
+    "filesystems that other users may serve, such as FUSE, are never accessed",
     instead="return mount is not None and mount.kind not in ()",
     only="does_not_answer and runc-host and nodes",
 )
@@ -184,7 +184,9 @@ def test_filesystem_that_does_not_answer_delays_no_command(
     assert bundle.name[:12] in done.stdout + done.stderr
 
 
-@pytest.mark.protects("cached-dev", "nor one that lies below an overlay", instead="pass")
+@pytest.mark.protects(
+    "cached-dev", "an overlay on a hung filesystem doesn't block gpuhook list", instead="pass"
+)
 def test_an_overlay_on_a_hung_filesystem_does_not_block_list(
     installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
@@ -207,7 +209,7 @@ def test_an_overlay_on_a_hung_filesystem_does_not_block_list(
 
 @pytest.mark.protects(
     "own-root",
-    "a process with the host's root hides no container in its mounts",
+    "a process with the host's root doesn't hide a container in its mount namespace",
     instead="return True",
 )
 def test_a_waiting_process_with_the_host_root_hides_no_container(

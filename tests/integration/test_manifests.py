@@ -406,7 +406,9 @@ def test_nixos_programs_run_by_a_cdi_spec(
     assert bundle.run(bundle.runtime).ok().stdout == "NVML says 0\n"
 
 
-@pytest.mark.protects("loader-folder", "a program's own loader comes from a folder of root's")
+@pytest.mark.protects(
+    "loader-folder", "a program's own loader folder isn't mounted if other users can change it"
+)
 @NIXOS
 @pytest.mark.usefixtures("nixos_smi")
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o755, 12345)])

@@ -128,7 +128,7 @@ def told(done: Result) -> list[str]:
 
 @pytest.mark.protects(
     "limit-set",
-    "a container's program never runs without its limit",
+    "a container's program starts only after its memory limit is set",
     only="has_its_limit and hook and runc",
 )
 @RUNTIMES
@@ -303,7 +303,7 @@ def test_a_device_without_a_limit_is_refused_where_one_is_required(place: Place)
 
 @pytest.mark.protects(
     "limits-launcher",
-    "the launcher leaves no container to the runtime that the administrator limits",
+    "the launcher doesn't bypass gpu-py for containers with an administrator's memory limit",
     instead="pass",
 )
 @ONE
@@ -345,7 +345,9 @@ def test_a_limit_with_a_cdi_spec_alone_is_refused(place: Place) -> None:
 
 
 @pytest.mark.protects(
-    "cgroup-alone", "a limit is set in no cgroup that others are in", instead="pass"
+    "cgroup-alone",
+    "a memory limit isn't set in a cgroup with other processes in it",
+    instead="pass",
 )
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
@@ -627,7 +629,8 @@ def test_a_mount_that_lets_a_container_leave_its_cgroup_is_refused(place: Place,
 
 
 @pytest.mark.protects(
-    "cgroup-owners", "a limit is set in no cgroup that a user may take processes out of"
+    "cgroup-owners",
+    "a memory limit isn't set in a cgroup that another user can move processes out of",
 )
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
@@ -655,7 +658,10 @@ RESTORING = {
 }
 
 
-@pytest.mark.protects("restored-limits", "no checkpoint is a way around a limit or a lease")
+@pytest.mark.protects(
+    "restored-limits",
+    "a container restored from a checkpoint can't bypass memory limits or exclusive devices",
+)
 @ONE
 @pytest.mark.parametrize("bundle", ["--bundle=BUNDLE", "--bundle BUNDLE", "-bBUNDLE", ""])
 @pytest.mark.parametrize("name", RESTORING)

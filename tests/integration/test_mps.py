@@ -111,7 +111,7 @@ def test_the_compute_mode_is_set_by_start_and_restored_by_stop(site: Site) -> No
 
 @pytest.mark.protects(
     "mps-shared-memory",
-    "what users mount in MPS' shared memory keeps nobody from its end",
+    "users' mounts in MPS shared memory don't prevent MPS from being stopped",
     instead='_mount("umount", f"{self.base}/{mps.SHM}")',
 )
 @OLDEST
@@ -128,7 +128,9 @@ def test_user_mounts_in_shared_memory_do_not_prevent_mps_stop(site: Site) -> Non
 
 
 @pytest.mark.protects(
-    "mps-first-mode", "MPS: a GPU gets its first compute mode back", only="575 and after_a_kill"
+    "mps-first-mode",
+    "MPS: a GPU's original compute mode is restored even after a daemon was killed",
+    only="575 and after_a_kill",
 )
 @ONE
 def test_the_compute_mode_is_restored_after_a_kill(site: Site) -> None:
@@ -143,7 +145,7 @@ def test_the_compute_mode_is_restored_after_a_kill(site: Site) -> None:
 
 @pytest.mark.protects(
     "mps-each-mode",
-    "a GPU that is lost keeps no other in MPS' compute mode",
+    "a lost GPU doesn't prevent MPS from restoring the compute mode of other GPUs",
     instead="except ZeroDivisionError as error:",
 )
 @NEWEST
@@ -163,7 +165,7 @@ def test_a_lost_gpu_does_not_prevent_restoring_other_compute_modes(site: Site) -
 
 
 @pytest.mark.protects(
-    "mps-mode-written", "MPS: a compute mode is written down before it is changed"
+    "mps-mode-written", "MPS: a GPU's compute mode is recorded before it is changed"
 )
 @NEWEST
 @ONE
@@ -264,12 +266,12 @@ keep.MpsController(load(), print).start()
 
 @pytest.mark.protects(
     "mps-not-ready",
-    "no container is a client of MPS before the limits are set",
+    "a container isn't accepted as an MPS client before the limits are set",
     only="killed_before_all_limits and 575",
 )
 @pytest.mark.protects(
     "mps-set-up",
-    "a daemon of MPS that hasn't got its limits is started again",
+    "an MPS control daemon without its limits is started again",
     only="killed_before_all_limits and 575",
 )
 @ONE
@@ -295,7 +297,7 @@ def test_a_start_killed_before_all_limits_are_set_is_completed_by_the_next(
     assert re.search(r"percentage=\S* memory=(0=)?8192M", site.said(made)), site.said(made)
 
 
-@pytest.mark.protects("mps-first-server", "MPS' limits are set before there is a server")
+@pytest.mark.protects("mps-first-server", "MPS limits are set before the MPS server is started")
 @ONE
 @pytest.mark.parametrize(
     "machine", [version for version in LIMITS if version < "615"], indirect=True
@@ -322,7 +324,7 @@ def test_a_client_before_the_limits_are_set_stops_the_start(site: Site) -> None:
 
 @pytest.mark.protects(
     "mps-unwritten",
-    "MPS: a daemon that nobody wrote down is ended",
+    "MPS: a running daemon that wasn't recorded is also stopped",
     instead="for process in (state.daemon,):",
     only="575 and unrecorded",
 )
@@ -355,7 +357,7 @@ exec "$0.real" "$@"
 
 @pytest.mark.protects(
     "mps-begun",
-    "MPS: a daemon that is only beginning is waited for, and ended",
+    "MPS: stopping waits for a daemon that is still starting, and stops it as well",
     instead="pass",
     only="575 and only_begun",
 )
@@ -397,7 +399,7 @@ def test_the_mode_of_a_device_no_longer_shared_is_restored(site: Site) -> None:
 
 @pytest.mark.protects(
     "mps-daemon",
-    "MPS: a shared device without a daemon is given to nobody",
+    "MPS: a shared device is refused while no control daemon is running",
     instead="if state is None:",
     only="575 and without_a_daemon",
 )
@@ -416,7 +418,9 @@ def test_a_container_is_refused_without_a_daemon(site: Site) -> None:
     only="575 and no_more_containers",
 )
 @pytest.mark.protects(
-    "mps-claim", "MPS: a place whose container has ended is free", only="575 and no_more_containers"
+    "mps-claim",
+    "MPS: a container's client slot is free again when its process has exited",
+    only="575 and no_more_containers",
 )
 @ONE
 def test_no_more_containers_than_allowed_share_a_gpu(site: Site) -> None:
@@ -434,7 +438,7 @@ def test_no_more_containers_than_allowed_share_a_gpu(site: Site) -> None:
 
 @pytest.mark.protects(
     "mps-threads",
-    "MPS: a client has no more threads than the administrator allows",
+    "MPS: a client gets no higher thread percentage than the administrator allows",
     instead="return asked",
     only="575 and widen",
 )
@@ -467,7 +471,7 @@ def test_variables_widen_no_limit(site: Site) -> None:
 
 @pytest.mark.protects(
     "mps-read-only",
-    "MPS: its sockets are replaced by no container",
+    "MPS: a container can't replace the sockets of the control daemon",
     instead='_PIPE_OPTIONS = ("nosuid", "nodev", "noexec")',
     only="575 and hostile and runc-host",
 )
@@ -533,7 +537,7 @@ def test_shared_and_unshared_devices_together_are_refused(site: Site) -> None:
 
 @pytest.mark.protects(
     "mps-folder",
-    "MPS: its folder is given from where root alone can change it",
+    "MPS: the daemon's folder is mounted only from a path that only root can change",
     instead="parent = host.open(above)",
     also=("mps-claims-folder", "above = host.open(path)"),
     only="575 and others_may_change",

@@ -194,7 +194,9 @@ def test_a_failed_module_load_is_an_error(ctk: Caller) -> None:
     assert "chroot /nonexistent /sbin/modprobe nvidia failed" in done.stderr
 
 
-@pytest.mark.protects("ctk-modprobe", "root loads no modules by another user's program")
+@pytest.mark.protects(
+    "ctk-modprobe", "root never runs another user's modprobe to load kernel modules"
+)
 def test_a_modprobe_owned_by_another_user_is_not_run(ctk: Caller, tmp_path: Path) -> None:
     program = tmp_path / "sbin/modprobe"
     program.parent.mkdir()

@@ -188,7 +188,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 @pytest.mark.protects(
     "ordinary",
-    "the prefork server keeps nothing of its caller's priority, limits and signals",
+    "the prefork server doesn't inherit its caller's priority, limits and signals",
     instead="pass",
 )
 @ONE
@@ -214,7 +214,7 @@ def test_prefork_server_has_default_priority_limits_and_signals(site: Site) -> N
 
 @pytest.mark.protects(
     "own-machine",
-    "the machine has its own name, whatever its caller's personality",
+    "the machine's architecture is detected regardless of the caller's personality(2)",
     instead="return machine",
     only="32_bits and runc-host",
 )
@@ -367,7 +367,7 @@ def servers_of(engine: Engine) -> dict[int, int]:
 
 @pytest.mark.protects(
     "own-mount-namespace",
-    "the prefork server is of the launcher's own mount namespace",
+    "the launcher uses only a prefork server in its own mount namespace",
     also=("also-namespaces", ""),
 )
 @ONE
@@ -381,7 +381,9 @@ def test_each_mount_namespace_has_its_own_prefork_server(site: Site) -> None:
     assert site.served
 
 
-@pytest.mark.protects("also-namespaces", "the prefork server has the launcher's own root")
+@pytest.mark.protects(
+    "also-namespaces", "the prefork server serves only launchers with its own root and namespaces"
+)
 @ONE
 def test_a_caller_in_another_root_is_not_served(site: Site, tmp_path: Path) -> None:
     """Its paths may be other files, and then those of other containers were edited."""
@@ -419,7 +421,7 @@ def test_each_configuration_has_its_own_prefork_server(
 
 
 @pytest.mark.protects(
-    "own-installation", "the prefork server is of the launcher's own installation"
+    "own-installation", "the launcher uses only a prefork server of its own installation"
 )
 @ONE
 def test_each_installation_has_its_own_prefork_server(site: Site, tmp_path: Path) -> None:

@@ -193,7 +193,8 @@ def test_a_restarted_bundle_is_served_again(place: Place) -> None:
 
 
 @pytest.mark.protects(
-    "hooks-runtime", "a document's hook is answered in the engine's own namespaces"
+    "hooks-runtime",
+    "a CDI spec's hook is served only if the engine shares the prefork server's namespaces",
 )
 @ONE
 def test_an_engine_in_another_mount_namespace_is_not_served(place: Place) -> None:
@@ -205,7 +206,9 @@ def test_an_engine_in_another_mount_namespace_is_not_served(place: Place) -> Non
 
 
 @pytest.mark.protects(
-    "asking-hook", "a document's hook is answered that waits for it", instead="if False:"
+    "asking-hook",
+    "the prefork server answers a CDI hook only if that hook waits for the answer",
+    instead="if False:",
 )
 @ONE
 def test_a_request_for_another_process_is_refused(place: Place) -> None:

@@ -52,7 +52,7 @@ def test_a_killed_server_or_watcher_is_replaced(site: Site, which: str) -> None:
 
 @pytest.mark.protects(
     "sigkill",
-    "the kernel kills who is stopped",
+    "stopped processes of the prefork server are killed by a kernel timer",
     instead="event = bytes(8) + (14).to_bytes(4, sys.byteorder) + bytes(52)",
     only="test_stopped_processes_are_replaced and both and runc-host",
 )
@@ -72,7 +72,9 @@ def test_stopped_processes_are_replaced(site: Site, which: str) -> None:
     site.stand_again(before)
 
 
-@pytest.mark.protects("server-running", "the launcher asks no server that is stopped or held")
+@pytest.mark.protects(
+    "server-running", "the launcher sends no request to a prefork server that is stopped or traced"
+)
 @ONE
 def test_a_server_held_by_a_stopped_debugger_is_bypassed(site: Site, tmp_path: Path) -> None:
     """Not even the kernel ends it then, and a requester would wait for the debugger."""
@@ -155,7 +157,9 @@ def test_all_stopped_prefork_processes_end(site: Site) -> None:
 
 
 @pytest.mark.protects(
-    "stopped-child", "a child that is stopped before it has an end is resumed", instead="pass"
+    "stopped-child",
+    "a prefork server's stopped child processes are resumed when the server exits",
+    instead="pass",
 )
 @ONE
 def test_a_worker_stopped_right_after_its_fork_blocks_no_container(
@@ -186,7 +190,7 @@ def test_a_worker_stopped_right_after_its_fork_blocks_no_container(
 
 @pytest.mark.protects(
     "work-goes-on",
-    "a worker in a container continues where the end of the server, or of its unit, is a signal",
+    "a worker finishes its work in a container when the prefork server or unit is stopped",
     instead="pass",
 )
 @pytest.mark.parametrize("how", ["killed", "unit"])
@@ -208,7 +212,7 @@ def test_a_container_outlives_an_ended_prefork_server(site: Site, how: str, tmp_
 
 @pytest.mark.protects(
     "others-signals",
-    "a process has an end where others have used up the signals that may wait",
+    "a process gets its kill timer even if all pending signals are used up",
     instead="if False:",
 )
 @ONE
@@ -222,7 +226,7 @@ def test_containers_are_served_where_no_signals_can_be_queued(site: Site) -> Non
 
 @pytest.mark.protects(
     "stopped-start",
-    "a process that is stopped while it gets ready doesn't keep the place",
+    "a prefork server that is stopped during its start is killed by a timer",
     instead="pass",
 )
 @ONE
@@ -250,7 +254,9 @@ def test_a_server_stopped_while_it_starts_has_a_kill_timer(site: Site, tmp_path:
 
 
 @pytest.mark.protects(
-    "late-child", "a child that hangs is killed", instead="if not 0 < worker.deadline <= 0:"
+    "late-child",
+    "a prefork worker that hangs is killed",
+    instead="if not 0 < worker.deadline <= 0:",
 )
 @ONE
 def test_a_stopped_worker_is_killed_and_the_container_starts(site: Site) -> None:
@@ -284,10 +290,10 @@ def test_a_killed_worker_is_replaced(site: Site) -> None:
     assert site.server == server
 
 
-@pytest.mark.protects("one-slot", "a response slot is claimed once")
+@pytest.mark.protects("one-slot", "a response slot is claimed by only one launcher")
 @pytest.mark.protects(
     "freed-slots",
-    "who waits for an answer from a seat that was freed finds its end",
+    "a launcher that reads from a freed response slot gets end of file instead of waiting",
     instead="pass",
 )
 @ONE
@@ -369,7 +375,7 @@ def test_kills_at_any_moment_refuse_only_containers_being_injected(site: Site) -
 
 @pytest.mark.protects(
     "machine-changed",
-    "the prefork server knows the machine",
+    "the prefork server is replaced when the machine's state changes",
     instead="return _are_same(self._seen)",
     only="machine_changes and runc-host",
 )
@@ -395,7 +401,7 @@ def test_a_missing_driver_is_refused_and_ends_the_server(own: Site) -> None:
 
 @pytest.mark.protects(
     "own-settings",
-    "the prefork server knows the configuration",
+    "the prefork server isn't used after the configuration has changed",
     instead="self._seen = _identities([launcher, program, *folders])",
 )
 @ONE
@@ -442,7 +448,7 @@ def copy_of(installation: Installation, folder: Path) -> Installation:
 
 @pytest.mark.protects(
     "own-settings",
-    "the prefork server knows our own files",
+    "the prefork server isn't used after a file of the installation has changed",
     instead="self._seen = _identities([path or DEFAULT_PATH])",
 )
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
@@ -464,7 +470,7 @@ def test_changed_files_of_the_installation_replace_the_server(
 
 @pytest.mark.protects(
     "written-in-place",
-    "the prefork server knows files that are written in place",
+    "the prefork server is replaced after a package file is overwritten in place",
     instead="if not self.is_same():",
 )
 @ONE

@@ -193,7 +193,7 @@ def test_without_a_loss_repair_reports_nothing_missing(running: Running) -> None
 
 @pytest.mark.protects(
     "repair-record",
-    "repair gives back what the record says",
+    "repair allows only devices that the container's record names",
     instead="return sorted(present)",
     only="itself and runc-host",
 )
@@ -220,7 +220,7 @@ def test_a_node_mounted_by_the_container_itself_is_not_given(
 
 @pytest.mark.protects(
     "spec-allows",
-    "a container without a record gets what its config.json says",
+    "a container without a record is repaired only with devices that its config.json allows",
     instead="return sorted(devices if access.allowed or rules else ())",
     only="mode_spec and runc-host",
 )

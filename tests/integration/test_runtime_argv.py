@@ -93,7 +93,7 @@ def test_a_bundle_path_with_shell_characters_is_used(
 
 
 @pytest.mark.protects(
-    "unclear-arguments", "a command line that runtimes read differently is refused"
+    "unclear-arguments", "a command line that runtimes interpret differently is refused"
 )
 @pytest.mark.parametrize(
     "words", [["-b=b"], ["-bb"], ["-bundle", "b"], ["--bun=b"]], ids=lambda words: words[0]
@@ -129,7 +129,7 @@ def test_another_config_without_a_device_request_is_left_to_the_runtime(
 
 @pytest.mark.protects(
     "other-config",
-    "a container whose config.json isn't its bundle's gets no devices by the bundle's",
+    "a device request in a config.json other than the bundle's is refused",
     only="another_config_that_asks and runc-host",
 )
 @RUNTIMES

@@ -314,13 +314,13 @@ def test_a_user_other_than_root_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.protects(
-    "simulated-way", "a simulated root is built where no other user leads root elsewhere"
+    "simulated-way", "a simulated root isn't built at a path that another user controls"
 )
 @pytest.mark.protects(
-    "removed-way", "a simulated root is removed where no other user leads root elsewhere"
+    "removed-way", "a simulated root isn't removed at a path that another user controls"
 )
 @pytest.mark.protects(
-    "changed-way", "a simulated machine is changed where no other user leads root elsewhere"
+    "changed-way", "a simulated machine is changed only at a path that no other user controls"
 )
 @pytest.mark.parametrize("way", ["folder", "link", "root"])
 def test_a_simulated_root_whose_path_another_user_controls_is_refused(

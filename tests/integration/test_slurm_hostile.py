@@ -112,7 +112,7 @@ def fuse(place: Path, kind: str, options: str = "") -> Iterator[None]:
 
 @pytest.mark.protects(
     "users-mounts-not-entered",
-    "root enters no filesystem that a user has mounted",
+    "root doesn't enter a filesystem that a user mounted in a Slurm job's folder",
     instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
 )
 @pytest.mark.parametrize("options", ["", "allow_other"])
@@ -138,7 +138,9 @@ def test_a_user_mounted_filesystem_is_detached_without_draining_the_node(
 
 
 @pytest.mark.protects(
-    "users-mounts-detached", "what a user has mounted is detached", instead="pass"
+    "users-mounts-detached",
+    "a filesystem that a user mounted in a Slurm job's folder is detached",
+    instead="pass",
 )
 @pytest.mark.parametrize("kind", ["served", "silent", "dead"])
 def test_a_user_mount_left_without_an_epilog_is_detached_by_the_prolog(
@@ -153,11 +155,13 @@ def test_a_user_mount_left_without_an_epilog_is_detached_by_the_prolog(
 
 @pytest.mark.protects(
     "users-mounts-not-entered",
-    "root enters no filesystem that a user has mounted",
+    "root doesn't enter a filesystem that a user mounted in a Slurm job's folder",
     instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
 )
 @pytest.mark.protects(
-    "users-mounts-detached", "what a user has mounted is detached", instead="pass"
+    "users-mounts-detached",
+    "a filesystem that a user mounted in a Slurm job's folder is detached",
+    instead="pass",
 )
 def test_an_epilog_keeps_mounted_files_and_the_folders_of_other_jobs(
     scripts: Scripts, site: Path, folder: Path
@@ -180,11 +184,13 @@ def test_an_epilog_keeps_mounted_files_and_the_folders_of_other_jobs(
 
 
 @pytest.mark.protects(
-    "prolog-full", "Slurm: a filesystem that a user fills drains no node", instead="if True:"
+    "prolog-full",
+    "Slurm: a filesystem that a user filled doesn't drain the node",
+    instead="if True:",
 )
 @pytest.mark.protects(
     "users-mounts-not-entered",
-    "root enters no filesystem that a user has mounted",
+    "root doesn't enter a filesystem that a user mounted in a Slurm job's folder",
     instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
 )
 def test_a_filesystem_filled_by_a_user_drains_no_node(scripts: Scripts, folder: Path) -> None:
@@ -211,7 +217,9 @@ def test_leftovers_of_an_earlier_epilog_are_removed(scripts: Scripts, folder: Pa
 
 
 @pytest.mark.protects(
-    "job-strangers", "Slurm: a job's folder is nobody else's", instead="return False"
+    "job-strangers",
+    "Slurm: a job's folder that belongs to another user is replaced",
+    instead="return False",
 )
 def test_a_job_folder_owned_by_another_user_is_replaced(scripts: Scripts, folder: Path) -> None:
     """As one of a user who had this name before, and whose epilog didn't run."""
@@ -263,7 +271,9 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-@pytest.mark.protects("epilog-threads", "Slurm: no process hides behind a thread that has ended")
+@pytest.mark.protects(
+    "epilog-threads", "Slurm: a job process with an exited main thread is also killed"
+)
 @pytest.mark.parametrize("program", [WAITS, HIDES, LEADERLESS], ids=["waits", "hides", "leader"])
 def test_a_job_process_with_an_ended_main_thread_is_killed(
     scripts: Scripts, folder: Path, tree: Path, program: str
@@ -273,10 +283,12 @@ def test_a_job_process_with_an_ended_main_thread_is_killed(
         assert one.wait(60) == -signal.SIGKILL
 
 
-@pytest.mark.protects("epilog-roots-group", "Slurm: a cgroup of a user's own names no job")
+@pytest.mark.protects(
+    "epilog-roots-group", "Slurm: a cgroup that belongs to a user isn't mistaken for a job's"
+)
 @pytest.mark.protects(
     "epilog-own-group",
-    "Slurm: a cgroup below a job's is no other job's",
+    "Slurm: a cgroup below a job's cgroup isn't mistaken for another job's",
     instead=('return any(self.path.partition("/uid_")[2] in path for path in groups.values())'),
 )
 @pytest.mark.parametrize("where", ["below another's job", "at the top", "below a user's"])
@@ -348,7 +360,7 @@ print("killed" if os.waitpid(bea, os.WNOHANG)[0] else "lives")
 
 @pytest.mark.protects(
     "epilog-processes",
-    "Slurm: the epilog signals what it has looked at, and not its number",
+    "Slurm: the epilog kills only a process it has checked, not a reused PID",
     instead="os.kill(pid, number)",
 )
 def test_a_process_with_a_reused_pid_is_not_killed(tree: Path, installation: Installation) -> None:

@@ -47,7 +47,7 @@ def look(path: Path) -> tuple[int, int]:
     return status.st_uid, status.st_mode & 0o7777
 
 
-@pytest.mark.protects("job-owner", "Slurm: a job's folder is its user's")
+@pytest.mark.protects("job-owner", "Slurm: a job's folder is owned by the job's user")
 def test_each_job_folder_is_accessible_to_its_user_alone(scripts: Scripts, folder: Path) -> None:
     for user, job in ((ADA, 5), (BEA, 6), (ADA, 7), (0, 8)):
         scripts.prolog(folder, user, job).ok()
@@ -81,7 +81,7 @@ def test_user_links_in_place_of_job_folders_are_replaced(
 
 @pytest.mark.protects(
     "users-folder-itself",
-    "Slurm: a job's folder is no link, and nothing that is mounted on it",
+    "Slurm: a job's folder is refused if it is a link or a mount covers it",
     instead="return os.open(name, _FOLDER & ~os.O_NOFOLLOW, dir_fd=parent)",
 )
 @pytest.mark.parametrize("kind", ["link", "dead link", "file", "pipe"])
@@ -104,9 +104,12 @@ def test_a_job_folder_path_that_is_no_folder_is_refused_and_unchanged(
     assert not (site / "nothing").exists()
 
 
-@pytest.mark.protects("jobs-folder-owner", "Slurm: the folder of jobs' folders is root's")
 @pytest.mark.protects(
-    "jobs-folder-mode", "Slurm: nobody else may change the folder of jobs' folders"
+    "jobs-folder-owner", "Slurm: a parent folder of job folders is refused if root doesn't own it"
+)
+@pytest.mark.protects(
+    "jobs-folder-mode",
+    "Slurm: a parent folder of job folders is refused if other users can change it",
 )
 @pytest.mark.parametrize("kind", ["link", "file", "a user's", "0731", "0713", "1777"])
 def test_a_job_parent_folder_that_other_users_can_change_is_refused(
@@ -127,13 +130,16 @@ def test_a_job_parent_folder_that_other_users_can_change_is_refused(
     assert kind == "file" or os.listdir(folder) == []
 
 
-@pytest.mark.protects("jobs-folder-owner", "Slurm: the folder of jobs' folders is root's")
 @pytest.mark.protects(
-    "jobs-folder-mode", "Slurm: nobody else may change the folder of jobs' folders"
+    "jobs-folder-owner", "Slurm: a parent folder of job folders is refused if root doesn't own it"
+)
+@pytest.mark.protects(
+    "jobs-folder-mode",
+    "Slurm: a parent folder of job folders is refused if other users can change it",
 )
 @pytest.mark.protects(
     "jobs-folder-link",
-    "Slurm: no link leads to the folder of jobs' folders",
+    "Slurm: a path to the job folders' parent is refused if it contains a link",
     instead="return os.open(name, _WAY & ~os.O_NOFOLLOW, dir_fd=fd)",
 )
 def test_a_path_to_job_folders_through_untrusted_folders_is_refused(
@@ -198,7 +204,9 @@ def test_the_epilog_follows_no_link(scripts: Scripts, site: Path, folder: Path) 
     assert os.listdir(victim) == ["file"]
 
 
-@pytest.mark.protects("jobs-folder-owner", "Slurm: the folder of jobs' folders is root's")
+@pytest.mark.protects(
+    "jobs-folder-owner", "Slurm: a parent folder of job folders is refused if root doesn't own it"
+)
 def test_the_epilog_removes_nothing_in_untrusted_folders(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
@@ -212,9 +220,9 @@ def test_the_epilog_removes_nothing_in_untrusted_folders(
 
 
 @pytest.mark.protects(
-    "epilog-processes", "Slurm: no process of a job's container outlives it", instead="pass"
+    "epilog-processes", "Slurm: no process of a job's container outlives the job", instead="pass"
 )
-@pytest.mark.protects("epilog-not-slurms", "Slurm: the epilog ends none of Slurm's own processes")
+@pytest.mark.protects("epilog-not-slurms", "Slurm: the epilog kills none of Slurm's own processes")
 def test_the_epilog_ends_only_processes_of_the_job(scripts: Scripts, folder: Path) -> None:
     """With cgroup v1 a user's runtime makes groups below the step's, which Slurm doesn't see."""
     users = {
@@ -255,7 +263,7 @@ while True:
 
 
 @pytest.mark.protects(
-    "epilog-frozen", "Slurm: no process runs away from the epilog", instead="pass"
+    "epilog-frozen", "Slurm: processes that constantly fork don't escape the epilog", instead="pass"
 )
 @pytest.mark.skipif(not FREEZER.is_dir(), reason="with cgroup v2 Slurm looks into all groups")
 def test_the_epilog_ends_processes_that_fork_and_exit_constantly(

@@ -210,7 +210,7 @@ set -- run --bundle {other.path} {other.name}
 """
 
 
-@pytest.mark.protects("another-bundle", "the helper serves no other bundle")
+@pytest.mark.protects("another-bundle", "the startup helper serves no bundle except its own")
 @RUNTIMES
 def test_helper_refuses_the_state_of_another_bundle(
     case: Case, workspace: Path, roots: dict[str, Path]

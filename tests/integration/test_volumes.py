@@ -118,7 +118,7 @@ def host_folder(bundle: Bundle, image: Path, driver: Driver | None, libs: str = 
 
 @pytest.mark.protects(
     "spec-volumes",
-    "mode spec has nothing made in a volume",
+    "mode spec creates no files in a volume",
     instead="if False:",
     only="hosts_library_folder and spec",
 )

@@ -148,7 +148,9 @@ def test_no_error_is_kept_if_the_state_folder_cannot_be_made(config: Config) -> 
 
 
 @pytest.mark.protects(
-    "error-text", "an error steers no terminal", instead='return f"{self.cause}. {self.remedy}."'
+    "error-text",
+    "control characters in error messages are escaped",
+    instead='return f"{self.cause}. {self.remedy}."',
 )
 @pytest.mark.parametrize(
     "said", ["\x1b[2J", "\r", "\n", "\x9b2J", "\u2028", "\u202e", "\udc9b", "\0"]

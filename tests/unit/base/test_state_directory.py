@@ -73,7 +73,7 @@ SPOILED_FOLDERS = [_writable, pytest.param(_owned_by_another, marks=ROOT), _link
 
 
 @pytest.mark.protects(
-    "saved-owner", "no folder that other users can write to is used", instead="return True",
+    "saved-owner", "a state folder that other users can write to isn't used", instead="return True",
     only="_writable or _owned",
 )  # fmt: skip
 @pytest.mark.parametrize("spoil", SPOILED_FOLDERS)

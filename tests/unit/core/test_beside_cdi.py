@@ -56,7 +56,7 @@ def given(
 
 @pytest.mark.protects(
     "mounts-beside-cdi",
-    "mounts add no device to those that an engine gave by a CDI spec",
+    "device mounts add no devices to those that the engine added by a CDI spec",
     instead="return request",
 )
 @pytest.mark.parametrize("vendor", VENDORS)

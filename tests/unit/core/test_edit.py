@@ -68,7 +68,7 @@ def edited(text: str, mode: str, bundle: Path, there: dict[str, Inventory]) -> S
 # Each with what goes, of the hooks, nodes and variables beside it.
 @pytest.mark.protects(
     "other-hooks",
-    "others' hooks stay as they are written where one of ours goes",
+    "hooks of other programs are unchanged when gpuhook removes its own",
     instead=(
         'return Spec(self.path, jsontext.put(self.text, ("hooks", stage), jsontext.dumps(kept)))'
     ),

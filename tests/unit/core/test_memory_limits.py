@@ -92,7 +92,9 @@ def test_no_limit_is_set_without_a_request() -> None:
 LIMIT, REQUEST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
 
 
-@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
+@pytest.mark.protects(
+    "limit-variables", "NVIDIA's own variables limit the memory of the container's NVIDIA GPUs"
+)
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
@@ -116,7 +118,9 @@ def test_a_memory_request_of_0_sets_no_limit() -> None:
     assert found(f"{LIMIT}=rubbish") is None, "it asks for no device"
 
 
-@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
+@pytest.mark.protects(
+    "limit-variables", "NVIDIA's own variables limit the memory of the container's NVIDIA GPUs"
+)
 @pytest.mark.parametrize("name", [LIMIT, REQUEST])
 @pytest.mark.parametrize(
     "value",
@@ -140,7 +144,9 @@ def test_a_memory_limit_of_0_is_refused() -> None:
         found(ALL, f"{LIMIT}=0")
 
 
-@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
+@pytest.mark.protects(
+    "limit-variables", "NVIDIA's own variables limit the memory of the container's NVIDIA GPUs"
+)
 def test_nvidias_variables_limit_no_other_vendors_devices(tree: "Tree") -> None:
     del tree
     every: dict[str, Any] = {"nvidia": nvidia(gpu(0, 3)), "amd": AMD}
@@ -151,7 +157,9 @@ def test_nvidias_variables_limit_no_other_vendors_devices(tree: "Tree") -> None:
     assert found("AMD_VISIBLE_DEVICES=0", f"{LIMIT}=1024", amd=AMD) is None
 
 
-@pytest.mark.protects("limit-variables", "NVIDIA's own variables limit the memory of its GPUs")
+@pytest.mark.protects(
+    "limit-variables", "NVIDIA's own variables limit the memory of the container's NVIDIA GPUs"
+)
 def test_nvidias_variables_can_only_lower_the_administrators_limit() -> None:
     config = loads('[gpuhook.limits]\nmost-device-memory = "4GiB"\n')
     assert sizes(ALL, f"{LIMIT}=8192", config=config) == {"0": 4, "1": 4}
@@ -230,7 +238,9 @@ def test_limits_name_devices_as_the_device_variable_does(
     assert sizes(ALL, f"GPUHOOK_DEVICE_MEMORY={word}") == expected
 
 
-@pytest.mark.protects("limit-own-devices", "a limit names the container's own devices")
+@pytest.mark.protects(
+    "limit-own-devices", "a memory limit for a device that the container doesn't have is refused"
+)
 @pytest.mark.parametrize(
     "name", ["1", "0-1", "7", "nvidia.com/gpu=1", "amd.com/gpu=0", "../0", "GPU-00000001"]
 )
@@ -239,7 +249,9 @@ def test_limits_of_devices_the_container_lacks_are_refused(name: str) -> None:
         found("NVIDIA_VISIBLE_DEVICES=0", f"GPUHOOK_DEVICE_MEMORY={name}=8GiB")
 
 
-@pytest.mark.protects("limit-required", "no device is given without a limit where one is required")
+@pytest.mark.protects(
+    "limit-required", "a device without a memory limit is refused where a limit is required"
+)
 def test_a_device_without_a_limit_is_refused_where_one_is_required() -> None:
     config = loads("[gpuhook.limits]\nrequired = true\n")
     assert sizes(ALL, "GPUHOOK_DEVICE_MEMORY=8GiB", config=config) == {"0": 8, "1": 8}
@@ -254,7 +266,7 @@ BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
 
 
 @pytest.mark.protects(
-    "limit-mounts", "a limit by a mount, which a pod can't write, counts whatever the pod says"
+    "limit-mounts", "a memory limit set by a mount applies whatever the pod itself requests"
 )
 @pytest.mark.parametrize(
     ("place", "expected"),
@@ -275,7 +287,7 @@ def test_a_limit_mount_limits_the_containers_devices(place: str, expected: dict[
 
 
 @pytest.mark.protects(
-    "limit-mounts", "a limit by a mount, which a pod can't write, counts whatever the pod says"
+    "limit-mounts", "a memory limit set by a mount applies whatever the pod itself requests"
 )
 def test_a_mount_can_add_a_device_with_a_memory_limit() -> None:
     config = loads(BY_MOUNTS + "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
@@ -388,16 +400,16 @@ def node(major: int, minor: int) -> dict[str, Any]:
 
 
 @pytest.mark.protects(
-    "limit-mounts", "a limit by a mount, which a pod can't write, counts whatever the pod says"
+    "limit-mounts", "a memory limit set by a mount applies whatever the pod itself requests"
 )
 @pytest.mark.protects(
     "opened-anyhow",
-    "a device that may be opened to read or to write alone counts as given",
+    "a device that may be opened only for reading or only for writing counts as allocated",
     instead="return allowed(rules, devices)",
 )
 @pytest.mark.protects(
     "limit-by-rule",
-    "a device that a rule alone gives is limited as well",
+    "a device allowed only by a cgroup rule also gets the memory limit",
     instead="given = spec_devices.devices_of(has, inventory)",
 )
 @pytest.mark.parametrize(
@@ -431,7 +443,7 @@ def test_devices_allowed_by_a_cgroup_rule_are_limited_too(
 
 @pytest.mark.protects(
     "limit-unprivileged",
-    "a rule for all devices is no privilege",
+    "a cgroup rule that allows all devices doesn't make a container privileged",
     instead="if any(spec_devices.allows_all(rule) for rule in rules):",
 )
 def test_a_rule_for_all_devices_does_not_count_as_privileged() -> None:
@@ -467,16 +479,18 @@ LATER = (PLACE, "rw,nosuid", "cgroup2")  # crun makes it read-only after the hoo
 
 
 @pytest.mark.protects(
-    "limit-writable", "who may write to cgroups isn't given what is limited by them", instead="pass"
+    "limit-writable",
+    "a device with a memory limit is refused to a container that can write to cgroups",
+    instead="pass",
 )
 @pytest.mark.protects(
     "limit-childless",
-    "no cgroup is made below a container's with a limit that others set",
+    "a container with an administrator's memory limit can't create child cgroups",
     instead="pass",
 )
 @pytest.mark.protects(
     "limit-imposed",
-    "who may write to cgroups isn't given what a cluster limits by a mount",
+    "a device limited by a mount is refused to a container that can write to cgroups",
     instead="imposed = config.limits_memory",
 )
 @pytest.mark.parametrize(
@@ -555,7 +569,7 @@ def test_writable_cgroups_are_refused_with_an_administrators_limit(
 
 @pytest.mark.protects(
     "limit-promised",
-    "that cgroups will be read-only is believed of crun alone",
+    "a promise in config.json to mount cgroups read-only is trusted only from crun",
     instead="if not writable:",
 )
 @pytest.mark.parametrize("comm", [b"runc:[2:INIT]\n", b"crun\n"])
@@ -599,7 +613,8 @@ class Broken:
 
 
 @pytest.mark.protects(
-    "limit-failing-driver", "what may be a failing driver's isn't given without its limit"
+    "limit-failing-driver",
+    "a device that may belong to a failing driver isn't allocated without its memory limit",
 )
 @pytest.mark.parametrize("text", [MOST, REQUIRED])
 @pytest.mark.parametrize(
@@ -768,7 +783,9 @@ def test_a_failed_cgroup_write_is_an_error_with_a_remedy(
 
 
 @pytest.mark.protects(
-    "limit-read-back", "a limit that the kernel hasn't taken is an error", instead="if False:"
+    "limit-read-back",
+    "a memory limit that the kernel doesn't accept is an error",
+    instead="if False:",
 )
 def test_a_limit_the_kernel_does_not_accept_is_an_error(tree: Tree) -> None:
     tree.takes = False
@@ -842,7 +859,7 @@ def test_a_memory_limit_of_a_rootless_container_is_refused(
 
 @pytest.mark.protects(
     "own-cgroup",
-    "a limit is set in a cgroup that is the container's own",
+    "a memory limit is set only in the container's own cgroup",
     instead='if path != "/":',
 )
 @pytest.mark.parametrize(

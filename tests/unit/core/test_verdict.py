@@ -60,7 +60,7 @@ def given_to(config: Config, *env: str, container: str = ID, **more: Any) -> lis
 
 @pytest.mark.protects(
     "verdict-devices",
-    "the verdict decides which devices are given, before all that the container says",
+    "the NRI gate's verdict overrides the devices that a container requests",
     instead="devices = chooser.select(vendor, request, inventory)",
 )
 @pytest.mark.parametrize(
@@ -129,7 +129,8 @@ def test_the_verdict_overrides_mounts_and_annotations(config: Config) -> None:
 
 
 @pytest.mark.protects(
-    "verdict-names", "the verdict decides about what documents and options bring, too"
+    "verdict-names",
+    "the NRI gate's verdict also applies to devices requested by CDI names and options",
 )
 def test_cdi_names_missing_from_the_verdict_are_refused(config: Config) -> None:
     config.cdi_kinds_from_environment = ("a.com/b",)
@@ -156,7 +157,9 @@ NAMES = ("", ".", "..", "../x", "a/b", "/etc/passwd", "a b", "é", "a\0", ".hidd
 
 
 @pytest.mark.protects(
-    "verdict-id", "a container's id leads to no other file than its verdict", instead="return True"
+    "verdict-id",
+    "a container's id can't lead to a file other than its gate verdict",
+    instead="return True",
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_an_invalid_container_id_is_refused(config: Config, name: str) -> None:
@@ -179,7 +182,7 @@ def test_any_accepted_container_id_is_a_plain_file_name(name: str) -> None:
 
 @pytest.mark.protects(
     "verdict-owner",
-    "a verdict counts only where root alone can have written it",
+    "a gate verdict is ignored if a user other than root may have written it",
     instead="with parent, parent.folder(FOLDER) as folder:",
 )
 @pytest.mark.parametrize("how", ["folder", "file", "link", "linked folder"])
@@ -249,7 +252,9 @@ def a_bundle(folder: Path, *env: str) -> Path:
     return folder
 
 
-@pytest.mark.protects("verdict-missing", "on a node with a gate nothing is given without a verdict")
+@pytest.mark.protects(
+    "verdict-missing", "a container without a verdict gets no devices on a node with the NRI gate"
+)
 def test_the_runtime_gives_no_device_without_a_verdict(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +274,9 @@ def test_the_runtime_gives_no_device_without_a_verdict(
     assert {each["minor"] for each in rules if each["major"] == 195} == {255, 1}
 
 
-@pytest.mark.protects("verdict-missing", "on a node with a gate nothing is given without a verdict")
+@pytest.mark.protects(
+    "verdict-missing", "a container without a verdict gets no devices on a node with the NRI gate"
+)
 @pytest.mark.parametrize("run", [prestart_hook.run, prestart_hook.take])
 def test_the_hook_gives_no_device_without_a_verdict(
     config: Config, tmp_path: Path, run: Any
@@ -290,7 +297,9 @@ def test_a_start_without_a_container_id_is_refused(config: Config) -> None:
 
 
 @pytest.mark.protects(
-    "restored-gate", "no container of a checkpoint goes around the gate", instead="gated = False"
+    "restored-gate",
+    "a container restored from a checkpoint needs the NRI gate's verdict for devices",
+    instead="gated = False",
 )
 def test_a_container_restored_from_a_checkpoint_needs_a_verdict(config: Config) -> None:
     spec = Spec("config.json", json.dumps({"process": {"env": [f"{VARIABLE}=0"]}}))

@@ -196,7 +196,7 @@ def test_all_default_series_of_the_dcgm_exporter_are_written() -> None:
 
 @pytest.mark.protects(
     "series-once",
-    "no series is twice in a scrape",
+    "each metric series appears only once in a scrape",
     instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
 )
 def test_dcgm_series_count_a_gpu_in_mig_mode_once() -> None:
@@ -226,7 +226,7 @@ def test_dcgm_series_count_a_gpu_in_mig_mode_once() -> None:
 
 @pytest.mark.protects(
     "series-once",
-    "no series is twice in a scrape",
+    "each metric series appears only once in a scrape",
     instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
 )
 def test_no_series_is_written_twice() -> None:

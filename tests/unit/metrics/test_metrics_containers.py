@@ -33,7 +33,7 @@ def test_pod_uids_of_cgroups_match_the_vectors(case: Case) -> None:
 
 @pytest.mark.protects(
     "own-job-name",
-    "a container's processes are no Slurm job's by a cgroup of its own",
+    "a container's own cgroup name isn't mistaken for a Slurm job",
     instead='return next((match[1] for path in paths if (match := _JOB.search(path))), "")',
 )
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_a_vendors_files_are_read_by_a_child() -> None:
 
 @pytest.mark.protects(
     "innocent-device",
-    "a device that has answered isn't left out when the driver hangs later",
+    "a device that has answered isn't left out of the metrics when the driver hangs later",
     instead="pass",
 )
 def test_a_device_that_answered_before_a_hang_is_not_left_out(made: Any) -> None:

@@ -36,7 +36,7 @@ def assembled(observer: Observer, found: list[ContainerCgroup], **processes: Any
 
 @pytest.mark.protects(
     "same-id",
-    "containers of one id keep the devices of all in the metrics",
+    "metrics keep the devices of all containers that share an id",
     instead="known[made.id] = made",
 )
 def test_containers_with_the_same_id_are_merged(observer: Observer) -> None:

@@ -226,7 +226,9 @@ def test_any_header_in_a_request_is_accepted(
 
 
 @pytest.mark.protects(
-    "failing-request", "no request ends the metrics", instead="except MetricsError as error:"
+    "failing-request",
+    "a failing request doesn't stop the metrics service",
+    instead="except MetricsError as error:",
 )
 def test_a_failing_request_is_answered_and_its_error_logged_once(
     address: tuple[str, int], tmp_path: Path
@@ -246,7 +248,7 @@ def test_a_failing_request_is_answered_and_its_error_logged_once(
 
 @pytest.mark.protects(
     "failing-text",
-    "metrics: a text that can't be written ends nothing",
+    "metrics: a failure to write the metrics text doesn't stop the service",
     instead="except MetricsError as error:",
 )
 def test_a_failure_to_write_the_metrics_text_is_answered_and_logged(
@@ -266,7 +268,9 @@ def test_a_failure_to_write_the_metrics_text_is_answered_and_logged(
 
 
 @pytest.mark.protects(
-    "web-config-needed", "metrics: nobody is served without the file", instead="if False:"
+    "web-config-needed",
+    "metrics: no client is answered without the web configuration file",
+    instead="if False:",
 )
 def test_no_client_is_answered_without_the_web_config() -> None:
     """The files of TLS and passwords couldn't be read."""
@@ -284,7 +288,9 @@ def test_no_client_is_answered_without_the_web_config() -> None:
 
 
 @pytest.mark.protects(
-    "peers-network", "metrics: the addresses of a network are one peer's", instead="return host"
+    "peers-network",
+    "metrics: IPv6 addresses of one /64 network count as one client",
+    instead="return host",
 )
 @pytest.mark.parametrize(
     ("one", "other", "same"),
@@ -342,7 +348,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     return 2.0
 
 
-@pytest.mark.protects("slow-connection", "a connection to the metrics has an end")
+@pytest.mark.protects(
+    "slow-connection", "a slow connection to the metrics server is closed at its timeout"
+)
 def test_slow_requests_are_closed_at_the_time_limit(impatient: float, tmp_path: Path) -> None:
     """Also who says a letter now and then."""
     first = "GET /metrics HTTP/1.1\r\n"
@@ -399,7 +407,7 @@ def _was_cut(connection: socket.socket) -> bool:
 
 @pytest.mark.protects(
     "many-connections",
-    "who has many connections to the metrics gives way",
+    "the metrics client with the most connections is the first to lose one",
     instead="return slow[:1]",
 )
 def test_one_client_with_many_connections_does_not_displace_others(
@@ -416,9 +424,7 @@ def test_one_client_with_many_connections_does_not_displace_others(
         assert made.recv(12) == b"HTTP/1.0 200"
 
 
-@pytest.mark.protects(
-    "most-connections", "whole requests for the metrics are no more than can be watched"
-)
+@pytest.mark.protects("most-connections", "the number of pending metrics requests is limited")
 def test_the_number_of_pending_whole_requests_is_bounded() -> None:
     """While one look takes long, one address makes requests; another's keeps its place."""
     most = 256

@@ -55,7 +55,7 @@ def answer(address: tuple[str, int]) -> bytes:
 
 
 @pytest.mark.protects(
-    "metrics-nobody", "metrics: the process that serves is nobody's", instead="pass"
+    "metrics-nobody", "metrics: the process that serves requests has no privileges", instead="pass"
 )
 def test_the_metrics_server_process_has_no_privileges(tmp_path: Path) -> None:
     with serving(tmp_path) as address:

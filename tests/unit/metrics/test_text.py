@@ -96,7 +96,7 @@ def test_undecodable_label_values_are_escaped_and_stay_distinct() -> None:
 
 @pytest.mark.protects(
     "label-text",
-    "a label of a metric steers no terminal",
+    "control characters in metric labels are escaped",
     instead='text = "\\n".join(value.split("\\n"))',
 )
 def test_control_characters_in_labels_are_escaped() -> None:

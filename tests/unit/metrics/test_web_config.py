@@ -134,7 +134,9 @@ def test_tls_below_the_minimum_version_is_refused(folder: Path) -> None:
             asked(address, old)
 
 
-@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
+@pytest.mark.protects(
+    "web-config-followed", "metrics: a changed web configuration file applies at once"
+)
 def test_a_renewed_certificate_is_used_and_an_invalid_one_ignored(folder: Path) -> None:
     """As a Secret's files are: others take their places."""
     with served(folder, TLS) as address:
@@ -167,10 +169,12 @@ def test_a_client_without_a_required_certificate_is_refused(folder: Path) -> Non
 
 @pytest.mark.protects(
     "web-password",
-    "metrics: who has no password gets no answer",
+    "metrics: a client without a valid password gets no metrics",
     instead="answer = http_request.elsewhere(client.request)",
 )
-@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
+@pytest.mark.protects(
+    "web-config-followed", "metrics: a changed web configuration file applies at once"
+)
 def test_only_valid_and_current_passwords_are_accepted(folder: Path) -> None:
     users = f"basic_auth_users: {{anna: {hashed(PASSWORD)}, bert: {hashed('other')}}}\n"
     with served(folder, users) as address:
@@ -187,7 +191,9 @@ def test_only_valid_and_current_passwords_are_accepted(folder: Path) -> None:
 
 
 @pytest.mark.protects(
-    "followed-at-once", "metrics: a change of the file counts for open connections", instead="pass"
+    "followed-at-once",
+    "metrics: a changed web configuration also applies to connections that are already open",
+    instead="pass",
 )
 def test_a_removed_password_is_refused_on_an_open_connection(folder: Path) -> None:
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
@@ -257,10 +263,12 @@ def request(password: str) -> bytes:
 
 @pytest.mark.protects(
     "web-password",
-    "metrics: who has no password gets no answer",
+    "metrics: a client without a valid password gets no metrics",
     instead="answer = http_request.elsewhere(client.request)",
 )
-@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
+@pytest.mark.protects(
+    "web-config-followed", "metrics: a changed web configuration file applies at once"
+)
 def test_wrong_passwords_do_not_evict_cached_valid_ones(folder: Path, checks: Checks) -> None:
     (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('b')}, c: {hashed('d')}}}\n")
     web = web_of(folder)
@@ -279,7 +287,7 @@ def test_wrong_passwords_do_not_evict_cached_valid_ones(folder: Path, checks: Ch
 
 @pytest.mark.protects(
     "unknown-user-time",
-    "metrics: an unknown name takes as long as the slowest password",
+    "metrics: checking an unknown user takes as long as the slowest password check",
     instead="self._nobody = _NOBODY % 10",
 )
 def test_an_unknown_user_takes_as_long_as_the_slowest_password(
@@ -296,7 +304,7 @@ def test_an_unknown_user_takes_as_long_as_the_slowest_password(
 
 @pytest.mark.protects(
     "checks-beside",
-    "metrics: the check of a password makes nobody else wait",
+    "metrics: a password check doesn't delay other clients",
     instead="self._run()",
 )
 def test_pending_password_checks_do_not_delay_other_clients(folder: Path, checks: Checks) -> None:
@@ -320,7 +328,7 @@ def test_pending_password_checks_do_not_delay_other_clients(folder: Path, checks
 
 @pytest.mark.protects(
     "fair-checks",
-    "metrics: who guesses passwords gives way to others",
+    "metrics: passwords of clients with fewer wrong attempts are checked first",
     instead="chosen = waiting[0]",
 )
 def test_a_new_client_is_checked_before_a_password_guesser(folder: Path, checks: Checks) -> None:
@@ -354,7 +362,7 @@ def test_many_silent_handshakes_do_not_delay_another_client(folder: Path) -> Non
 
 @pytest.mark.protects(
     "password-nul",
-    "metrics: a password's beginning isn't the password",
+    "metrics: a password with a NUL character is refused",
     instead='if scheme.lower() != "basic" or not colon:',
 )
 @pytest.mark.parametrize("password", ["b\0", "b\0c", "\0", "\0b"])
@@ -369,10 +377,12 @@ def test_a_password_with_a_nul_byte_is_refused(folder: Path, checks: Checks, pas
 
 @pytest.mark.protects(
     "web-password",
-    "metrics: who has no password gets no answer",
+    "metrics: a client without a valid password gets no metrics",
     instead="answer = http_request.elsewhere(client.request)",
 )
-@pytest.mark.protects("web-config-followed", "metrics: a change of the file counts at once")
+@pytest.mark.protects(
+    "web-config-followed", "metrics: a changed web configuration file applies at once"
+)
 def test_clients_with_wrong_passwords_do_not_displace_a_valid_one(
     folder: Path, checks: Checks
 ) -> None:
@@ -407,7 +417,9 @@ def test_malformed_authorization_headers_are_refused(folder: Path, header: str) 
     assert not allows(web, header)
 
 
-@pytest.mark.protects("web-config-known", "metrics: what isn't known in the file is refused")
+@pytest.mark.protects(
+    "web-config-known", "metrics: unknown keys in the web configuration file are refused"
+)
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -35,7 +35,7 @@ def others(*names: str) -> list[tuple[str, ContainerIdentity]]:
 
 @pytest.mark.protects(
     "each-identity",
-    "containers without a record that are called alike have each its own devices",
+    "containers without a record are kept apart even if they have the same name",
     instead=(
         "found.setdefault(ContainerIdentity(identity.name, identity.engine), made).nodes |= nodes"
     ),
@@ -52,7 +52,10 @@ def test_containers_with_the_same_name_are_kept_apart(
     assert [(each.name, each.pid) for each in found] == [("box", 7), ("box", 8)]
 
 
-@pytest.mark.protects("everybodys-first", "one's hundredth namespace waits for everybody's first")
+@pytest.mark.protects(
+    "everybodys-first",
+    "one process of each container is examined before a second one of any container",
+)
 def test_one_process_per_container_is_examined_before_any_second(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -64,7 +67,9 @@ def test_one_process_per_container_is_examined_before_any_second(
     assert found.problems == ()
 
 
-@pytest.mark.protects("look-ends", "the look at containers without a record ends")
+@pytest.mark.protects(
+    "look-ends", "the search for containers without a record stops at a time limit"
+)
 def test_the_search_for_device_users_stops_at_its_time_limit(
     looked_at: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -81,7 +86,7 @@ def test_the_search_for_device_users_stops_at_its_time_limit(
 
 @pytest.mark.protects(
     "look-limit",
-    "containers without a record are no more than a limit",
+    "the number of listed containers without a record is limited",
     instead="containers = sorted([*recorded, *others], key=lambda each: each.name)",
 )
 def test_containers_without_a_record_beyond_the_limit_are_left_out(

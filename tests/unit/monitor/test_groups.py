@@ -15,7 +15,7 @@ HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
 
 @pytest.mark.protects(
     "own-group-name",
-    "a container is not taken for another by its own cgroup's name",
+    "a container's own cgroup name isn't mistaken for another container's id",
     instead="return ids[-1], engine",
 )
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_cgroup_equal_to_our_own_identifies_no_container() -> None:
 
 @pytest.mark.protects(
     "job-names-container",
-    "no Slurm job has another's devices because their tasks are called alike",
+    "tasks with equal names in different Slurm jobs aren't mistaken for one container",
     instead="pass",
 )
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_containers_with_the_same_name_in_other_cgroups_differ(
 
 
 @pytest.mark.protects(
-    "given-path", "what runs below the cgroup that a container was given is its", instead="continue"
+    "given-path",
+    "processes in a child of a container's cgroup belong to that container",
+    instead="continue",
 )
 @pytest.mark.parametrize(
     ("given", "now", "expected"),
@@ -162,7 +164,9 @@ def test_cgroups_outside_the_namespace_are_cut_at_user_folders(
     assert made.of({"": path, "pids": path}) == {"": expected, "pids": expected}
 
 
-@pytest.mark.protects("given-group", "a cgroup's name counts where root gave it")
+@pytest.mark.protects(
+    "given-group", "only the part of a cgroup path that root created identifies a container"
+)
 def test_a_cgroup_counts_only_if_its_folder_belongs_to_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

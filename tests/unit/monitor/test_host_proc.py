@@ -44,7 +44,9 @@ def line(number: int, root: bytes, point: bytes, source: bytes) -> bytes:
 
 
 @pytest.mark.protects(
-    "newline-alone", "lines of /proc end with a newline alone", instead="return data.splitlines()"
+    "newline-alone",
+    "lines of /proc files are separated only at newlines",
+    instead="return data.splitlines()",
 )
 @given(names, names, names)
 @example(b"\r\r", b"x\r0::", b"0:8")
@@ -69,7 +71,9 @@ def test_mounts_with_any_names_are_parsed(root: bytes, point: bytes, source: byt
 
 
 @pytest.mark.protects(
-    "newline-alone", "lines of /proc end with a newline alone", instead="return data.splitlines()"
+    "newline-alone",
+    "lines of /proc files are separated only at newlines",
+    instead="return data.splitlines()",
 )
 @given(names)
 @example(b"x\r0::/victim")
@@ -85,7 +89,9 @@ def test_cgroups_with_any_names_are_parsed(name: bytes) -> None:
 
 
 @pytest.mark.protects(
-    "newline-alone", "lines of /proc end with a newline alone", instead="return data.splitlines()"
+    "newline-alone",
+    "lines of /proc files are separated only at newlines",
+    instead="return data.splitlines()",
 )
 @given(st.binary(min_size=1, max_size=15))
 @example(b"x\rUid:\t0\t0")
@@ -131,7 +137,7 @@ def test_only_the_escapes_of_mountinfo_are_decoded() -> None:
 
 @pytest.mark.protects(
     "source-is-no-device",
-    "a filesystem's source is no device",
+    "a mount's source isn't mistaken for its device number",
     instead="return any(True for head in self._before(device))",
 )
 def test_a_user_chosen_mount_source_is_not_parsed_as_a_device() -> None:

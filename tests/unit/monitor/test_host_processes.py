@@ -44,7 +44,7 @@ def test_a_daemon_with_a_long_name_is_found(tree: Tree) -> None:
 
 
 @pytest.mark.protects(
-    "ended-process", "other users: zombies and containers' processes are no daemons"
+    "ended-process", "other users: zombies and processes of containers aren't mistaken for daemons"
 )
 @pytest.mark.parametrize(
     "status",
@@ -69,7 +69,7 @@ def test_a_process_that_only_resembles_a_root_daemon_is_ignored(
 
 @pytest.mark.protects(
     "set-user-id",
-    "other users: set-user-ID programs and user namespaces are not root",
+    "other users: set-user-ID programs and user namespaces' processes don't count as root",
     instead="return True",
 )
 def test_a_process_in_another_user_namespace_does_not_count_as_root(tree: Tree) -> None:
@@ -80,7 +80,7 @@ def test_a_process_in_another_user_namespace_does_not_count_as_root(tree: Tree) 
 
 @pytest.mark.protects(
     "set-user-id",
-    "other users: set-user-ID programs and user namespaces are not root",
+    "other users: set-user-ID programs and user namespaces' processes don't count as root",
     instead="return True",
 )
 def test_a_set_user_id_program_does_not_count_as_root(tree: Tree) -> None:
@@ -99,7 +99,7 @@ def test_a_users_daemon_in_another_user_namespace_is_found(tree: Tree) -> None:
 
 @pytest.mark.protects(
     "status-alone",
-    "other users: nothing but the status of their processes is read",
+    "other users: only the status of their processes is read",
     instead='if not self._data("cmdline") or not self._is_believed(status, users):',
 )
 def test_only_the_status_of_other_users_processes_is_read(
@@ -188,7 +188,9 @@ def test_a_zombie_process_is_not_found() -> None:
         assert running(name) == []
 
 
-@pytest.mark.protects("same-process", "other users: a signal reaches the process that was found")
+@pytest.mark.protects(
+    "same-process", "other users: a signal isn't sent to a process that reused another's id"
+)
 def test_a_reused_process_id_is_not_signalled() -> None:
     with subprocess.Popen(["sleep", "100"]) as other:
         stale = Process(other.pid, os.geteuid(), ("dockerd",), 1, 0.0, None, "")

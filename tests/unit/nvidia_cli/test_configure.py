@@ -13,7 +13,7 @@ from gpuhook.nvidia_cli import configure
 from gpuhook.vendors.nvidia.vendor import VENDOR
 
 
-@pytest.mark.protects("configure-gate", "nvidia-container-cli is no way around the gate")
+@pytest.mark.protects("configure-gate", "nvidia-container-cli can't bypass a node's device gate")
 def test_configure_is_refused_on_a_node_with_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows no container's id, and so no verdict."""
     inventory = machines.machine(machines.gpu(0, 0))

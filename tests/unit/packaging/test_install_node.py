@@ -105,7 +105,8 @@ def test_containers_that_run_installed_programs_are_listed(
 
 
 @pytest.mark.protects(
-    "tasks-of-the-node", "Kubernetes: no removal where it isn't known who needs gpu-py"
+    "tasks-of-the-node",
+    "Kubernetes: removal is refused if it isn't known which containers use gpu-py",
 )
 def test_removal_is_refused_if_container_records_are_elsewhere(
     installer: ModuleType, machine: Tree, tmp_path: Path
@@ -182,7 +183,7 @@ def test_a_distribution_name_sets_its_config_and_task_folders(
 
 @pytest.mark.protects(
     "strangers-conmon",
-    "Kubernetes: a stranger's conmon isn't waited for",
+    "Kubernetes: the removal doesn't wait for another user's conmon process",
     instead="return host_processes.running(name, root, range(1 << 32), unseen=True)",
 )
 @pytest.mark.parametrize("option", [("-r",), ("--runtime",), ()])
@@ -363,7 +364,7 @@ def test_a_damaged_config_file_does_not_stop_the_removal(
 
 
 @pytest.mark.protects(
-    "runtime-settings", "Kubernetes: an engine that knows gpu-py keeps the settings made for it"
+    "runtime-settings", "Kubernetes: node settings are kept while gpu-py is a runtime of the engine"
 )
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("given", [None, "[gpuhook]\nmissing-driver = 'ignore'\n"])
@@ -545,7 +546,9 @@ def test_an_operating_system_error_is_reported_as_one_sentence(
 
 
 @pytest.mark.protects(
-    "node-gate", "a node whose engine's plugin is a gate has config.toml say so", instead="pass"
+    "node-gate",
+    "installing the NRI plugin as a gate also enables the gate in config.toml",
+    instead="pass",
 )
 @pytest.mark.parametrize(
     ("words", "expected"),

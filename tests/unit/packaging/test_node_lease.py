@@ -56,7 +56,7 @@ def spec(api: ApiServer) -> dict[str, Any]:
 
 @pytest.mark.protects(
     "one-engine-at-a-time",
-    "Kubernetes: nodes restart their engines one after the other",
+    "Kubernetes: only one node at a time restarts its container engine",
     instead="if True:",
 )
 def test_only_one_node_holds_the_restart_lease_at_a_time(

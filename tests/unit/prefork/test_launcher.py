@@ -287,7 +287,7 @@ WORDLESS = {
 
 @pytest.mark.protects(
     "words-for-all",
-    "no words that another configuration has left are believed",
+    "the launcher ignores trigger strings cached for another configuration",
     instead="found = words(config) or ()",
 )
 @pytest.mark.parametrize("name", WORDLESS)
@@ -386,7 +386,7 @@ def cache_of(installed: Installed) -> Path:
 
 @pytest.mark.protects(
     "cache-cut-short",
-    "a cache of the launcher's that was cut short is seen",
+    "a truncated cache of the launcher is detected and not used",
     instead="return trigger_count > 0;",
 )
 def test_a_truncated_cache_is_left_to_python(installed: Installed) -> None:

@@ -105,7 +105,9 @@ def test_the_hook_refuses_the_start_after_a_killed_hook_worker(
 
 
 @pytest.mark.protects(
-    "stopped-worker", "the hook asks no worker that is stopped", only="without_a_helper and stopped"
+    "stopped-worker",
+    "the hook sends no request to a worker that is stopped",
+    only="without_a_helper and stopped",
 )
 @pytest.mark.parametrize(
     "act",

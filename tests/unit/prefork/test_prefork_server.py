@@ -96,7 +96,7 @@ def test_a_worker_that_has_taken_its_request_gets_more_time(server: Server) -> N
 
 @pytest.mark.protects(
     "others-names",
-    "the names of those that stand in another pid namespace stay",
+    "files of running prefork servers in other pid namespaces are kept",
     instead="file = os.open(name, os.O_RDONLY, dir_fd=FOLDER.fd) if name.isdecimal() else None",
 )
 def test_names_of_ended_servers_are_removed_and_others_stay(

@@ -88,7 +88,7 @@ class Always:
 
 @pytest.mark.protects(
     "events-end",
-    "events without end don't keep watch from looking at the machine",
+    "endless device events don't stop gpuhook watch from checking the devices",
     instead="came, end = True, now + _SETTLE",
 )
 def test_endless_events_do_not_delay_the_device_check(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_
 
 @pytest.mark.protects(
     "driver-files-hang",
-    "a driver that hangs in a file of /sys keeps no start and no command waiting",
+    "a hung driver file in /sys blocks container starts and commands only until a timeout",
 )
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_hanging_driver_file_is_an_error_after_the_timeout(

@@ -106,7 +106,11 @@ SPELLINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.protects("listed-socket", "no list gives a folder with a socket", instead='return ""')
+@pytest.mark.protects(
+    "listed-socket",
+    "a folder that contains a socket isn't mounted from a vendor's file list",
+    instead='return ""',
+)
 @LISTERS
 @pytest.mark.parametrize("path", SPELLINGS)
 def test_a_listed_socket_is_refused_in_any_spelling(root: Path, lister: Lister, path: str) -> None:
@@ -115,7 +119,9 @@ def test_a_listed_socket_is_refused_in_any_spelling(root: Path, lister: Lister, 
     assert refused or ".." in path or lister is of_table, "it is said"
 
 
-@pytest.mark.protects("everybodys-folder", "nothing in a folder of everybody's is part of a driver")
+@pytest.mark.protects(
+    "everybodys-folder", "files in world-writable folders are never part of a driver"
+)
 @LISTERS
 def test_paths_in_world_writable_folders_are_refused(root: Path, lister: Lister) -> None:
     for name in ("tmp", "opt/shared"):
@@ -160,7 +166,7 @@ def test_paths_that_cannot_be_examined_are_refused(
 
 @pytest.mark.protects(
     "vendor-error",
-    "what can't be looked at is the vendor's error",
+    "an I/O error while reading a vendor's driver files is reported as a driver error",
     instead="except ZeroDivisionError as error:",
 )
 @pytest.mark.parametrize("name", registry.BUILT_IN)

@@ -353,7 +353,7 @@ def test_other_line_ends_in_a_cgroup_name_do_not_split_it(proc: Proc) -> None:
 
 
 @pytest.mark.protects(
-    "written-cgroup", "a container is repaired in the cgroup that was written down"
+    "written-cgroup", "a container is repaired only in the cgroup that its record names"
 )
 def test_devices_are_allowed_only_in_the_recorded_cgroup(proc: Proc, extended: list[str]) -> None:
     """Not where the process has gone since: below, or elsewhere."""
@@ -383,7 +383,7 @@ def test_only_unambiguous_cgroup_paths_are_recorded() -> None:
 
 @pytest.mark.protects(
     "first-cgroup",
-    "the prefork server in a machine's container leaves its caller's cgroup, too",
+    "the prefork server in a system container also leaves its caller's cgroup",
     instead="pass",
 )
 def test_outermost_cgroups_are_the_roots_and_the_cgroup_of_pid_1(proc: Proc) -> None:

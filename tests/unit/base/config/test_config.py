@@ -339,8 +339,12 @@ def test_a_value_in_place_of_a_table_is_refused(table: str, table_value: str) ->
         loads(f"\n{table} = {table_value}")
 
 
-@pytest.mark.protects("mps-clients", "MPS: there are no more clients than it serves")
-@pytest.mark.protects("mps-exclusive", "MPS: a device is exclusive or shared")
+@pytest.mark.protects(
+    "mps-clients", "MPS: the configured number of clients can't exceed the maximum of MPS"
+)
+@pytest.mark.protects(
+    "mps-exclusive", "MPS: a device can't be configured as both exclusive and shared"
+)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -265,24 +265,24 @@ SERVICES = {
 
 @pytest.mark.protects(
     "settings-followed",
-    "a service starts again where config.toml has changed",
+    "a service restarts when config.toml has changed",
     only="each_service and (plugin or dra)",
 )
 @pytest.mark.protects(
     "watch-settings",
-    "gpuhook watch goes by config.toml as it is now",
+    "gpuhook watch applies changes of config.toml while it runs",
     instead="pass",
     only="each_service and watch",
 )
 @pytest.mark.protects(
     "mps-settings",
-    "gpuhook mps serve starts a daemon by config.toml as it is now",
+    "gpuhook mps serve starts a daemon with the current settings of config.toml",
     instead="pass",
     only="each_service and mps",
 )
 @pytest.mark.protects(
     "metrics-settings",
-    "gpuhook metrics goes by config.toml as it is now",
+    "gpuhook metrics follows changes of config.toml while it runs",
     only="each_service and metrics",
 )
 @pytest.mark.parametrize("name", [*SERVICES])

@@ -14,11 +14,12 @@ OWNER = (4242, 4242)
 
 @pytest.mark.protects(
     "given-by-descriptor",
-    "what is put back is given to its owner by a descriptor",
+    "a created file's owner is set through its descriptor, not by its name",
     instead="os.chown(temporary, *owner, dir_fd=parent, follow_symlinks=False)",
 )
 @pytest.mark.protects(
-    "given-link", "a link that is put back is given to its owner, and not what is in its place"
+    "given-link",
+    "a created link's owner is changed only if the link hasn't been replaced meanwhile",
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
 @pytest.mark.parametrize("kind", ["file", "link"])

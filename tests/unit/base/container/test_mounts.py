@@ -49,7 +49,7 @@ def boundary(
 
 @pytest.mark.protects(
     "shared-masters",
-    "what a container shares with the masters of its copies, it shares with the host",
+    "a mount in the master peer group of a host mount's copy counts as shared",
     instead="return Mounts(self._text[1:])",
     only="inside and verdicts",
 )

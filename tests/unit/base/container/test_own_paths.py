@@ -37,7 +37,9 @@ def test_trusted_paths_are_opened_and_resolved(host: Rootfs) -> None:
 
 
 @pytest.mark.protects(
-    "driver-link", "what is mounted of a driver is no link", instead="if everybodys:"
+    "driver-link",
+    "a driver path that is mounted in a container is not a symbolic link",
+    instead="if everybodys:",
 )
 @pytest.mark.parametrize("path", ["/tmp/file", "/tmp/nowhere/file", "/tmp", "/usr/lib/link"])
 def test_untrusted_paths_and_links_are_refused(host: Rootfs, path: str) -> None:
@@ -46,7 +48,9 @@ def test_untrusted_paths_and_links_are_refused(host: Rootfs, path: str) -> None:
 
 
 @pytest.mark.protects(
-    "driver-link", "what is mounted of a driver is no link", instead="if everybodys:"
+    "driver-link",
+    "a driver path that is mounted in a container is not a symbolic link",
+    instead="if everybodys:",
 )
 @pytest.mark.parametrize("path", ["/tmp/file", "/usr/lib/out", "/lib/out", "/tmp/nowhere"])
 def test_links_to_untrusted_paths_are_refused(host: Rootfs, path: str) -> None:

@@ -47,12 +47,12 @@ def root(tmp_path: Path) -> Iterator[Rootfs]:
 
 @pytest.mark.protects(
     "confined",
-    "paths are confined to the root",
+    "path lookups are confined to the container's root",
     instead="return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)\nhow = b''",
 )
 @pytest.mark.protects(
     "absolute-links",
-    "links that start at the root start at the container's, also in steps",
+    "absolute symbolic links are resolved from the container's root, also along a path",
     instead='if target == "/" or stack.append(os.open("/", os.O_PATH)):',
 )
 @pytest.mark.parametrize(
@@ -97,7 +97,9 @@ def test_a_file_longer_than_the_limit_is_refused(root: Rootfs, by: str) -> None:
 
 
 @pytest.mark.protects(
-    "regular-file", "what is no regular file is not opened", instead="return reopen(fd)"
+    "regular-file",
+    "a path in a container that isn't a regular file isn't opened",
+    instead="return reopen(fd)",
 )
 def test_a_path_that_is_no_regular_file_is_never_opened(
     tmp_path: Path, root: Rootfs, by: str
@@ -127,7 +129,9 @@ def test_a_root_that_is_not_a_folder_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.protects(
-    "disturbed-lookup", "a disturbed look-up is tried again", instead="_LOOKUP_ATTEMPTS = 1"
+    "disturbed-lookup",
+    "a path lookup that a concurrent rename disturbed is tried again",
+    instead="_LOOKUP_ATTEMPTS = 1",
 )
 def test_interrupted_path_lookups_are_retried(
     root: Rootfs, monkeypatch: pytest.MonkeyPatch

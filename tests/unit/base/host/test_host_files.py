@@ -32,11 +32,11 @@ def _make(path: Path, kind: str) -> None:
 
 @pytest.mark.protects(
     "no-waiting-open",
-    "other users: no pipe is waited for",
+    "other users: opening a path never waits for a pipe",
     instead="_READ = os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC",
 )
 @pytest.mark.protects(
-    "regular-read", "other users: what is no regular file is not read", instead="if True:"
+    "regular-read", "other users: a path that isn't a regular file isn't read", instead="if True:"
 )
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a pipe", "link to a device", "socket"])
 def test_a_path_that_is_no_regular_file_is_refused_without_waiting(
@@ -55,7 +55,7 @@ def test_a_name_with_a_null_byte_is_an_os_error() -> None:
 
 @pytest.mark.protects(
     "bounded-read",
-    "other users: files are read with a bound",
+    "other users: a file is read only up to a size limit",
     instead="while piece := os.read(fd, _PIECE):",
 )
 def test_a_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_path_removed_during_the_check_counts_as_missing(
 
 
 @pytest.mark.protects(
-    "read-writers", "a file is looked at and read by one descriptor where root carries it out"
+    "read-writers", "files that root executes are checked and read through the same descriptor"
 )
 @pytest.mark.usefixtures("as_root")
 def test_files_writable_by_others_are_refused_even_if_swapped_in(

@@ -119,7 +119,7 @@ LOCKS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.protects(
     "state-lock",
-    "no other user can have a start or a service wait for a lock",
+    "other users can't delay a container start or a service by holding a lock",
     instead="fd = os.open('.', os.O_RDONLY, dir_fd=self.fd)",
 )
 @pytest.mark.parametrize("name", [*LOCKS])

@@ -46,7 +46,9 @@ def test_an_unreaped_child_still_exists_and_accepts_signals(child: int) -> None:
 
 
 @pytest.mark.protects(
-    "own-child", "a signal to a child reaches no process that has its number since", instead="pass"
+    "own-child",
+    "a signal to a child process doesn't reach another process that reused its id",
+    instead="pass",
 )
 def test_a_process_that_is_no_child_gets_no_signal() -> None:
     """As one that was given the number of a child that is gone."""

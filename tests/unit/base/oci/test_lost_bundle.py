@@ -35,7 +35,7 @@ def test_a_bundle_with_an_absolute_root_is_found(bundle: Path) -> None:
 
 
 @pytest.mark.protects(
-    "root-of-bundle", "a hook whose state has no bundle goes by no other container's"
+    "root-of-bundle", "a hook that receives no bundle path doesn't use another container's bundle"
 )
 @pytest.mark.parametrize("root", ["other", "/x/merged", "/rootfs2", "../rootfs"])
 def test_the_bundle_of_another_container_is_refused(bundle: Path, root: str) -> None:

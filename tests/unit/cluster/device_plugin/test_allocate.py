@@ -81,7 +81,7 @@ def test_volume_mounts_request_the_devices() -> None:
 
 @pytest.mark.protects(
     "plugin-memory",
-    "a share of memory is in the mount that gives the device",
+    "the mount that requests a device also names its memory limit",
     instead="places = [f'{resource.mounts}/{unit.selector}' for unit in units]",
 )
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_every_option_is_read_as_flag_and_as_variable(option: object) -> None:
 
 
 @pytest.mark.protects(
-    "plugin-memory-strategy", "shares of memory are given in no way that a pod can undo"
+    "plugin-memory-strategy",
+    "memory shares are offered only by volume mounts, so that pods can't evade them",
 )
 @pytest.mark.parametrize(
     "strategy",

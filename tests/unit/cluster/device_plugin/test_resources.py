@@ -102,7 +102,7 @@ def test_gpus_are_offered_by_uuid(tmp_path: Path) -> None:
 
 
 @pytest.mark.protects(
-    "plugin-shared", "a device plugin that gives nodes gives none of a shared device"
+    "plugin-shared", "a device plugin allocates a GPU shared by MPS only if gpu-py injects it"
 )
 @pytest.mark.parametrize(
     ("strategies", "given"),

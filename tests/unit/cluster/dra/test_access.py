@@ -57,7 +57,7 @@ def test_an_explicit_server_address_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.protects(
     "token-over-tls",
-    "DRA: a token is sent over TLS alone",
+    "DRA: a token is sent only over TLS",
     instead="good = found.hostname and not (found.query or found.fragment)",
 )
 @pytest.mark.parametrize(
@@ -117,11 +117,12 @@ REFUSED = {
 
 @pytest.mark.protects(
     "api-server-checked",
-    "DRA: a server whose certificate isn't checked isn't asked",
+    "DRA: an API server without certificate verification is never contacted",
     only="unchecked",
 )
 @pytest.mark.protects(
-    "kubeconfig-programs", "DRA: no program of a kubeconfig is run, and no rights are borrowed"
+    "kubeconfig-programs",
+    "DRA: a kubeconfig user that needs a program, password or impersonation is refused",
 )
 @pytest.mark.parametrize(("user", "cluster", "word"), REFUSED.values(), ids=[*REFUSED])
 def test_an_unsafe_or_invalid_kubeconfig_entry_is_refused(
@@ -197,7 +198,9 @@ def test_an_encrypted_client_key_is_refused_without_a_prompt(tmp_path: Path) -> 
 
 
 @pytest.mark.protects(
-    "kubeconfig-way", "DRA: nobody else has a hand in a kubeconfig", instead="text = _read(path)"
+    "kubeconfig-way",
+    "DRA: a kubeconfig that other users can change is refused",
+    instead="text = _read(path)",
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has nobody above it")
 def test_a_kubeconfig_in_another_users_folder_is_refused(tmp_path: Path) -> None:
@@ -210,7 +213,10 @@ def test_a_kubeconfig_in_another_users_folder_is_refused(tmp_path: Path) -> None
         find(f"{folder}/kubeconfig")
 
 
-@pytest.mark.protects("kubeconfig-files", "DRA: nobody else has a hand in what a kubeconfig names")
+@pytest.mark.protects(
+    "kubeconfig-files",
+    "DRA: files named in a kubeconfig are refused if other users can change them",
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
 @pytest.mark.parametrize("name", ["kubeconfig", "ca.crt", "client.crt", "client.key", "token"])
 @pytest.mark.parametrize("how", ["mode", "owner"])

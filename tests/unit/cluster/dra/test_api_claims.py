@@ -69,7 +69,7 @@ def test_a_cluster_without_the_claims_api_is_an_error(api: ApiServer) -> None:
         cluster(api)[0].claim("default", "c1", "u")
 
 
-@pytest.mark.protects("claim-uid", "DRA: a claim is the one that was asked for")
+@pytest.mark.protects("claim-uid", "DRA: a claim is used only if it has the requested uid")
 def test_a_missing_or_replaced_claim_is_reported_as_gone(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     asking, _ = cluster(api)
@@ -83,7 +83,7 @@ def test_a_missing_or_replaced_claim_is_reported_as_gone(api: ApiServer) -> None
 
 @pytest.mark.protects(
     "claim-not-found",
-    "DRA: a claim is gone where Kubernetes says so",
+    "DRA: a claim is considered deleted only if Kubernetes answers NotFound",
     instead="if error.status != 404:",
 )
 def test_a_404_that_is_not_from_kubernetes_does_not_mean_a_claim_is_gone(api: ApiServer) -> None:

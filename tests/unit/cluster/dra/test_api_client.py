@@ -81,7 +81,7 @@ def test_a_server_with_an_untrusted_certificate_is_refused(api: ApiServer, tmp_p
     assert not api.asked
 
 
-@pytest.mark.protects("no-token-said", "DRA: no sentence has a token in it")
+@pytest.mark.protects("no-token-said", "DRA: error messages don't contain the access token")
 def test_no_error_message_contains_the_token(api: ApiServer) -> None:
     """The server of the tests says in its errors what it was sent, as proxies do."""
     api.fail(500)
@@ -122,7 +122,7 @@ def test_an_invalid_host_name_is_an_api_error(api: ApiServer, host: str) -> None
 
 @pytest.mark.protects(
     "whole-deadline",
-    "DRA: a request has a deadline for all of it",
+    "DRA: an API request has one deadline for its whole duration",
     instead="self._inner.settimeout(5)",
 )
 @pytest.mark.parametrize("what", [HANG, DRIP])
@@ -264,7 +264,9 @@ def test_invalid_chunks_raise_only_value_error(raw: bytes) -> None:
         pass
 
 
-@pytest.mark.protects("names-in-paths", "DRA: a name leads to nothing else on the API server")
+@pytest.mark.protects(
+    "names-in-paths", "DRA: an object's name can't lead to another path on the API server"
+)
 @pytest.mark.parametrize(
     "name", ["", "..", "a/b", "a%2f", "A", "a\n", "a b", "a..b", "-a", "x" * 254]
 )

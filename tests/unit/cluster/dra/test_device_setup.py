@@ -29,7 +29,7 @@ def effects(**failures: DriverError) -> Effects:
     return Effects(devices)
 
 
-@pytest.mark.protects("dra-undone", "what a claim did isn't forgotten while the driver fails")
+@pytest.mark.protects("dra-undone", "changes for a DRA claim stay recorded while the driver fails")
 def test_changes_are_not_forgotten_while_the_driver_fails(tmp_path: Path) -> None:
     failing = effects(nvidia=DriverError("it hangs", "wait"))
     for record in (SLICE, mps(tmp_path)):
@@ -37,7 +37,7 @@ def test_changes_are_not_forgotten_while_the_driver_fails(tmp_path: Path) -> Non
             failing.undo(record, print)
 
 
-@pytest.mark.protects("dra-undone", "what a claim did isn't forgotten while the driver fails")
+@pytest.mark.protects("dra-undone", "changes for a DRA claim stay recorded while the driver fails")
 def test_without_a_driver_mps_daemons_are_still_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,7 +255,7 @@ def test_the_default_of_a_claim_is_one_memory_share(
 
 
 @pytest.mark.protects(
-    "dra-shared-limits", "DRA: no device is shared whose shares would have no limit"
+    "dra-shared-limits", "DRA: a device is shared only if its shares can have memory limits"
 )
 def test_a_device_without_enforceable_limits_is_not_shared(tmp_path: Path) -> None:
     """No kernel here has dmem for that driver: a share would be all of the GPU."""
@@ -271,7 +271,7 @@ def test_a_device_without_enforceable_limits_is_not_shared(tmp_path: Path) -> No
 # Shared by MPS ----------------------------------------------------------------------------------
 
 
-@pytest.mark.protects("dra-mps-withheld", "DRA: no device of [gpuhook.mps] is offered to claims")
+@pytest.mark.protects("dra-mps-withheld", "DRA: no device of [gpuhook.mps] is published for claims")
 @pytest.mark.parametrize(
     ("words", "kept"),
     [("0", {1}), ("all", set()), ("GPU-00000001-0000-0000-0000-000000000000", {0}), ("7", {0, 1})],
@@ -289,7 +289,7 @@ def test_devices_shared_by_mps_are_not_published(words: str, kept: set[int]) -> 
     assert classes(made).keys() == {"gpu.nvidia.com", "mig.nvidia.com"}
 
 
-@pytest.mark.protects("dra-mps-withheld", "DRA: no device of [gpuhook.mps] is offered to claims")
+@pytest.mark.protects("dra-mps-withheld", "DRA: no device of [gpuhook.mps] is published for claims")
 def test_partitions_of_a_gpu_shared_by_mps_are_not_published() -> None:
     parts = (machines.mig(0, 1, 1, 2), machines.mig(1, 2, 12, 13))
     inventory = machines.machine(machines.gpu(0, 3, parts), machines.gpu(1, 4))
@@ -302,7 +302,7 @@ def test_partitions_of_a_gpu_shared_by_mps_are_not_published() -> None:
 
 @pytest.mark.protects(
     "dra-mps-not-published",
-    "DRA: no device that another program shares is in a slice",
+    "DRA: no device that another program shares is published in a slice",
     instead="devices = [*driver.devices.values()]",
 )
 @pytest.mark.parametrize("release", [(1, 34), (1, 35)])

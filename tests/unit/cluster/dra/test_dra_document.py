@@ -23,7 +23,9 @@ HOOK = "/usr/bin/gpuhook-cdi-hook"
 NVIDIA, AMD = registry.BUILT_IN["nvidia"], registry.BUILT_IN["amd"]
 
 
-@pytest.mark.protects("dra-limit-hook", "a document with a limit has the hook that sets it")
+@pytest.mark.protects(
+    "dra-limit-hook", "a DRA claim's CDI spec with a memory limit has the hook that sets it"
+)
 @pytest.mark.parametrize("limited", [False, True])
 def test_the_hook_is_added_only_for_a_device_with_a_limit(limited: bool, tmp_path: Path) -> None:
     inventory = paper.machine("amd", tmp_path / "root", 2)

@@ -61,7 +61,7 @@ BAD = ["../../etc", "a/b", ".", "..", "", "A", "-a", "a-", "a\n", "x" * 300, "a\
 
 @pytest.mark.protects(
     "dra-metadata-names",
-    "no annotation of a claim leads the path of device metadata elsewhere",
+    "a DRA claim's annotations can't redirect the path of its device metadata",
     instead="if not name:",
 )
 @pytest.mark.parametrize("name", [each for each in BAD if each])

@@ -146,7 +146,7 @@ def test_a_failed_publisher_restarts_and_reports_the_error_once(
     assert started.said == ["The publisher failed: RuntimeError: of a test"]
 
 
-@pytest.mark.protects("one-publisher", "DRA: of two instances one publishes")
+@pytest.mark.protects("one-publisher", "DRA: only one of two plugin instances publishes devices")
 def test_a_newer_publisher_waits_until_the_older_one_ends(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:

@@ -69,7 +69,7 @@ def test_one_changed_slice_keeps_the_generation() -> None:
 
 
 @pytest.mark.protects(
-    "slice-generation", "DRA: several changed slices get a generation of their own"
+    "slice-generation", "DRA: several changed resource slices of a pool get a new generation"
 )
 def test_several_changed_slices_get_a_new_generation() -> None:
     cluster = Cluster()

@@ -158,7 +158,9 @@ def test_taints_of_partitioned_gpus_are_added_and_removed(node: Node) -> None:
 # What others do -----------------------------------------------------------------------------------
 
 
-@pytest.mark.protects("slices-come-back", "DRA: slices that somebody deleted come back")
+@pytest.mark.protects(
+    "slices-come-back", "DRA: resource slices that were deleted are published again"
+)
 def test_slices_deleted_by_the_kubelet_are_restored(settled: Node) -> None:
     assert settled.api.wipe("n1") == 2
     settled.run(lambda: settled.names() == ["a", "b"], 5)
@@ -178,7 +180,10 @@ def test_a_slice_changed_by_another_client_is_restored(settled: Node) -> None:
     settled.run(lambda: settled.names() == ["a", "b"], 5)
 
 
-@pytest.mark.protects("no-race-for-slices", "DRA: no race with somebody who keeps deleting slices")
+@pytest.mark.protects(
+    "no-race-for-slices",
+    "DRA: slices that are deleted repeatedly are restored at growing intervals",
+)
 def test_repeatedly_deleted_slices_are_restored_at_growing_intervals(settled: Node) -> None:
     """Each restoration takes longer: no race that loads the server."""
     settled.api.asked.clear()
@@ -210,7 +215,7 @@ def test_only_outdated_slices_of_this_driver_and_node_are_removed(
 
 @pytest.mark.protects(
     "slices-of-this-node",
-    "DRA: a node leaves other nodes' slices alone",
+    "DRA: a node leaves other nodes' resource slices unchanged",
     instead='is_its = spec.get("driver") in self._drivers',
 )
 def test_slices_of_other_nodes_are_unchanged(
@@ -377,7 +382,9 @@ def test_counters_are_published_in_the_form_for_the_server_version(
     assert node.names() == ["a"]
 
 
-@pytest.mark.protects("dropped-fields", "DRA: what a cluster drops is made up for")
+@pytest.mark.protects(
+    "dropped-fields", "DRA: slice fields that the cluster drops are compensated for"
+)
 @pytest.mark.parametrize("field", ["sharedCounters", "consumesCounters"])
 def test_without_counters_in_the_cluster_no_device_is_given_twice(
     api: ApiServer, node: Node, field: str
@@ -396,7 +403,9 @@ def test_without_counters_in_the_cluster_no_device_is_given_twice(
     assert node.writes() == before
 
 
-@pytest.mark.protects("dropped-fields", "DRA: what a cluster drops is made up for")
+@pytest.mark.protects(
+    "dropped-fields", "DRA: slice fields that the cluster drops are compensated for"
+)
 def test_without_taints_in_the_cluster_unhealthy_devices_are_left_out(
     api: ApiServer, node: Node
 ) -> None:
@@ -424,7 +433,7 @@ def test_a_feature_gate_switched_on_by_an_update_is_noticed(api: ApiServer, node
 
 
 @pytest.mark.protects(
-    "no-endless-writes", "DRA: no endless writes to a server that changes what it takes"
+    "no-endless-writes", "DRA: a server that changes written objects doesn't cause endless writes"
 )
 def test_a_server_that_changes_objects_causes_no_endless_writes(
     api: ApiServer, node: Node, monkeypatch: pytest.MonkeyPatch

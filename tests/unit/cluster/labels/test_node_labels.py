@@ -166,7 +166,7 @@ def test_only_labels_written_by_gpuhook_are_removed_from_a_node(
 
 @pytest.mark.protects(
     "labels-makers",
-    "what a node's annotation says removes no label of others",
+    "a node's annotation can cause the removal only of vendor labels",
     instead="before = {key for key in noted.split(',') if key}",
 )
 def test_a_node_annotation_removes_only_vendor_labels(api: ApiServer, node: ClusterNode) -> None:

@@ -249,10 +249,13 @@ FLAGS = some.fixed_dictionaries(
 
 @pytest.mark.protects(
     "nri-gate-doubled",
-    "each name that stands twice is set, for who reads its first entry",
+    "the NRI gate sets each repeated variable for runtimes that read its first entry",
     instead="return found",
 )
-@pytest.mark.protects("nri-gate-readings", "no way of reading gives more than the kubelet gave")
+@pytest.mark.protects(
+    "nri-gate-readings",
+    "a request yields no more devices than the kubelet allocated, however a runtime reads it",
+)
 @settings(
     max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
@@ -312,10 +315,13 @@ TWICE = {
 
 @pytest.mark.protects(
     "nri-gate-twice",
-    "an engine replaces the first entry of a name alone",
+    "the NRI gate takes into account that engines replace only a variable's first entry",
     instead="single = set(changes)",
 )
-@pytest.mark.protects("nri-gate-readings", "no way of reading gives more than the kubelet gave")
+@pytest.mark.protects(
+    "nri-gate-readings",
+    "a request yields no more devices than the kubelet allocated, however a runtime reads it",
+)
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("names", [(), (ONE,)])
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia", "gpu-x"])
@@ -340,15 +346,18 @@ def test_the_kubelets_value_counts_over_the_images(machine: Machine, handler: st
 
 @pytest.mark.protects(
     "nri-gate-doubled",
-    "each name that stands twice is set, for who reads its first entry",
+    "the NRI gate sets each repeated variable for runtimes that read its first entry",
     instead="return found",
 )
 @pytest.mark.protects(
     "nri-gate-twice",
-    "an engine replaces the first entry of a name alone",
+    "the NRI gate takes into account that engines replace only a variable's first entry",
     instead="single = set(changes)",
 )
-@pytest.mark.protects("nri-gate-readings", "no way of reading gives more than the kubelet gave")
+@pytest.mark.protects(
+    "nri-gate-readings",
+    "a request yields no more devices than the kubelet allocated, however a runtime reads it",
+)
 def test_every_repeated_nvidia_variable_is_set_to_its_last_value(machine: Machine) -> None:
     env = ("NVIDIA_X=1", "NVIDIA_X=2", "NVIDIA_VISIBLE_DEVICES=0", "A=1", "A=2")
     assert changed(machine, asking(*env, handler="nvidia"), ONE) == {"NVIDIA_X": "2"}
@@ -404,7 +413,10 @@ def test_an_absent_vendor_does_not_skip_the_check_of_others(
     }
 
 
-@pytest.mark.protects("nri-gate-entries", "the gate refuses entries that it doesn't understand")
+@pytest.mark.protects(
+    "nri-gate-entries",
+    "the NRI gate refuses environment entries that runtimes may read differently",
+)
 @pytest.mark.parametrize(
     "entry",
     [
@@ -435,7 +447,9 @@ def test_unrelated_environment_entries_are_unchanged(machine: Machine, entry: st
     assert changed(machine, asking(entry, handler="nvidia")) == {}
 
 
-@pytest.mark.protects("nri-gate-mounts", "the gate refuses mounts that it doesn't understand")
+@pytest.mark.protects(
+    "nri-gate-mounts", "the NRI gate refuses device mounts that runtimes may read differently"
+)
 @pytest.mark.parametrize(
     ("place", "source"),
     [
@@ -456,7 +470,7 @@ def test_ambiguous_device_mounts_are_refused(
 
 @pytest.mark.protects(
     "nri-gate-sources",
-    "mounts are no way around the gate, whatever the settings are",
+    "device mounts don't bypass the NRI gate, whatever the settings are",
     instead="mounts = {False}",
 )
 @pytest.mark.parametrize("accepts", [False, True])
@@ -474,7 +488,9 @@ def test_device_mounts_are_refused_unless_allocated_by_the_kubelet(
     assert changed(machine, asked, ONE, accept_volume_mounts=accepts) == {}
 
 
-@pytest.mark.protects("nri-gate-notes", "annotations of a pod's author are no way around the gate")
+@pytest.mark.protects(
+    "nri-gate-notes", "CDI annotations from a pod's author don't bypass the NRI gate"
+)
 @pytest.mark.parametrize("handler", ["", "gpu-py", "nvidia"])
 @pytest.mark.parametrize(
     "key", ["cdi.k8s.io/a", "nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/container.main", "my.io/x"]
@@ -568,7 +584,7 @@ def test_annotations_for_another_container_are_ignored(machine: Machine) -> None
     assert changed(machine, asked) == {}
 
 
-@pytest.mark.protects("nri-gate-swarm", "a swarm's variables are no way around the gate")
+@pytest.mark.protects("nri-gate-swarm", "swarm resource variables don't bypass the NRI gate")
 @pytest.mark.parametrize("value", ["all", "0", "1", f"{FIRST},{SECOND}", "GPU-00000001"])
 @pytest.mark.parametrize("name", ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_", "MY_SWARM"])
 def test_swarm_variables_are_refused_unless_allocated_by_the_kubelet(
@@ -625,7 +641,7 @@ def test_the_verdict_for_gpu_py_has_only_devices_the_kubelet_gave(
 
 @pytest.mark.protects(
     "nri-gate-given",
-    "what the engine's plugin gives, no runtime gives once more",
+    "a runtime doesn't add devices again that the NRI plugin has added",
     instead="for names in ():",
 )
 @pytest.mark.parametrize("handler", ["", "gpu-x", "kata"])
@@ -651,9 +667,11 @@ def a_request(payload: bytes) -> bytes:
     return wire.message((1, "nri.pkg.api.v1alpha1.Plugin"), (2, "CreateContainer"), (3, payload))
 
 
-@pytest.mark.protects("nri-payload", "a request is refused for its length before it is read")
 @pytest.mark.protects(
-    "nri-long-request", "one that isn't read for its length is refused where it may ask for devices"
+    "nri-payload", "an overlong NRI device request is refused without being parsed"
+)
+@pytest.mark.protects(
+    "nri-long-request", "an NRI request too long to be parsed is refused if it may ask for devices"
 )
 def test_an_overlong_request_is_not_parsed_and_refused_if_it_names_devices() -> None:
     """It isn't parsed; what it may ask for is found by its bytes."""

@@ -44,11 +44,13 @@ LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
 
 @pytest.mark.protects(
     "nri-longest",
-    "a container whose words take long to read is refused at once",
+    "a container with an overlong request for devices is refused at once",
     instead="if False:",
 )
 @pytest.mark.protects(
-    "nri-most", "a container with too many words is refused at once", instead="if False:"
+    "nri-most",
+    "a device request with too many variables, mounts or annotations is refused quickly",
+    instead="if False:",
 )
 @pytest.mark.parametrize("gate", [True, False])
 @pytest.mark.parametrize("name", [*LONG])

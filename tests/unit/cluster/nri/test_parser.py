@@ -64,11 +64,11 @@ def test_the_parser_returns_requests_and_refuses_invalid_messages(parser: Parser
 
 @pytest.mark.protects(
     "parser-privileges",
-    "a request is parsed without privileges",
+    "an NRI request is parsed without privileges",
     instead="kernel.set_no_new_privileges()",
 )
 @pytest.mark.protects(
-    "parser-limits", "what parses requests opens and starts nothing", instead="pass"
+    "parser-limits", "the NRI request parser can't open files or start processes", instead="pass"
 )
 def test_the_parser_runs_without_privileges_files_or_processes(parser: Parser) -> None:
     """It reads tenants' texts, so it runs as nobody, and can open, make and start nothing."""
@@ -103,7 +103,7 @@ def test_a_killed_parser_refuses_the_request_and_is_replaced(
 
 
 @pytest.mark.protects(
-    "parser-time", "what parses requests is waited for only as long as the engine waits"
+    "parser-time", "an NRI request parser that hangs is killed within the engine's timeout"
 )
 def test_a_hung_parser_is_killed_and_replaced(parser: Parser) -> None:
     parser.request(creating(), PATIENCE)
@@ -134,7 +134,9 @@ WRONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.protects("parser-types", "root's process believes no type of what parses requests")
+@pytest.mark.protects(
+    "parser-types", "results of the NRI request parser with unexpected types are refused"
+)
 @pytest.mark.parametrize("name", [*WRONG])
 def test_a_parser_result_of_the_wrong_type_is_refused(
     parser: Parser, monkeypatch: pytest.MonkeyPatch, name: str

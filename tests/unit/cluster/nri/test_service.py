@@ -221,7 +221,7 @@ Gated = tuple[Served, list[tuple[str, str]]]
 
 
 @pytest.mark.protects(
-    "nri-gate", "with a gate no container has a device that the kubelet hasn't given it"
+    "nri-gate", "the NRI gate refuses devices that the kubelet hasn't allocated to the container"
 )
 def test_a_device_that_the_kubelet_has_not_allocated_is_refused(gated: Gated) -> None:
     served, names = gated
@@ -250,7 +250,7 @@ def test_the_gate_knows_the_pod_by_its_uid(way: InjectionMode) -> None:
 
 
 @pytest.mark.protects(
-    "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
+    "nri-gate-handlers", "a RuntimeClass doesn't bypass the NRI gate", instead="if by_runtime:"
 )
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
 def test_a_runtime_class_does_not_bypass_the_gate(gated: Gated, handler: str) -> None:
@@ -271,7 +271,7 @@ def test_a_runtime_class_does_not_bypass_the_gate(gated: Gated, handler: str) ->
 
 
 @pytest.mark.protects(
-    "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
+    "nri-gate-handlers", "a RuntimeClass doesn't bypass the NRI gate", instead="if by_runtime:"
 )
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
 def test_device_mounts_do_not_bypass_the_gate(way: InjectionMode, handler: str) -> None:
@@ -315,10 +315,11 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], ContainerRequest, tuple[str, str]]] 
 
 
 @pytest.mark.protects(
-    "nri-gate-handlers", "a RuntimeClass is no way around the gate", instead="if by_runtime:"
+    "nri-gate-handlers", "a RuntimeClass doesn't bypass the NRI gate", instead="if by_runtime:"
 )
 @pytest.mark.protects(
-    "nri-gate-documents", "NRI: the gate counts for CDI devices that a runtime of ours would give"
+    "nri-gate-documents",
+    "NRI: the gate also applies to CDI devices that gpuhook's own runtime would add",
 )
 @pytest.mark.parametrize("name", [*DOCUMENTED])
 def test_cdi_specs_do_not_bypass_the_gate(way: InjectionMode, name: str) -> None:
@@ -335,7 +336,7 @@ def test_cdi_specs_do_not_bypass_the_gate(way: InjectionMode, name: str) -> None
 
 @pytest.mark.protects(
     "nri-gate-once",
-    "NRI: a container's gate asks the kubelet once, before the engine gives up",
+    "NRI: the gate asks the kubelet once per container, before the engine's timeout",
     instead="if True:",
 )
 def test_the_kubelet_is_asked_once_for_a_container(way: InjectionMode) -> None:
@@ -357,7 +358,9 @@ def test_the_kubelet_is_asked_once_for_a_container(way: InjectionMode) -> None:
 
 
 @pytest.mark.protects(
-    "nri-gate-time", "the kubelet has what is left of an answer's time", instead="left = PATIENCE"
+    "nri-gate-time",
+    "the NRI gate asks the kubelet with a timeout of the remaining response time",
+    instead="left = PATIENCE",
 )
 def test_the_kubelet_is_asked_with_the_remaining_time(
     way: InjectionMode, monkeypatch: pytest.MonkeyPatch
@@ -380,7 +383,7 @@ def test_the_kubelet_is_asked_with_the_remaining_time(
 
 @pytest.mark.protects(
     "nri-gate-annotations",
-    "annotations are no way around the gate, whatever the handler",
+    "CDI annotations don't bypass the NRI gate under any runtime handler",
     instead="notes = {False}",
 )
 def test_cdi_annotations_do_not_bypass_the_gate_under_any_handler(
@@ -416,7 +419,7 @@ WAYS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 
 @pytest.mark.protects(
     "nri-gate-privileges",
-    "what a runtime sees of privileges is no way around the gate",
+    "a runtime's view of a container's privileges doesn't bypass the NRI gate",
     instead="config.accept_envvar_unprivileged = self._config.accept_envvar_unprivileged",
 )
 @pytest.mark.parametrize("privileged", [False, True])
@@ -457,7 +460,9 @@ def test_no_handler_gives_devices_the_kubelet_has_not_allocated(
 
 
 @pytest.mark.protects(
-    "nri-gate-beside", "IMEX channels are no way around the gate", instead="if False:"
+    "nri-gate-beside",
+    "the NRI gate refuses IMEX channels that the kubelet hasn't allocated",
+    instead="if False:",
 )
 @pytest.mark.parametrize("handler", ["", "gpu-py", "gpu-x"])
 def test_imex_channels_are_given_only_if_allocated_by_the_kubelet(
@@ -509,7 +514,7 @@ def test_a_request_for_all_gives_the_allocated_devices(gated: Gated) -> None:
 
 @pytest.mark.protects(
     "nri-refusal",
-    "NRI: what fails for one container is a refusal, and the plugin goes on",
+    "NRI: an internal error refuses only that container, and the plugin continues",
     instead="except ZeroDivisionError as error:",
 )
 def test_an_internal_error_refuses_only_that_container(
@@ -529,7 +534,9 @@ def test_an_internal_error_refuses_only_that_container(
 
 
 @pytest.mark.protects(
-    "nri-long-message", "a request that is too long ends no connection", instead="is_long = False"
+    "nri-long-message",
+    "an overlong NRI request is refused without ending the connection",
+    instead="is_long = False",
 )
 def test_an_overlong_request_is_refused_and_the_next_is_answered(served: Served) -> None:
     """It is refused, and the next one has an answer: the end would be that of the gate."""
@@ -541,7 +548,8 @@ def test_an_overlong_request_is_refused_and_the_next_is_answered(served: Served)
 
 
 @pytest.mark.protects(
-    "nri-long-synchronize", "what runs already keeps the plugin from no engine, however long it is"
+    "nri-long-synchronize",
+    "an overlong list of running containers doesn't keep the NRI plugin from serving",
 )
 def test_a_large_list_of_running_containers_is_accepted(served: Served) -> None:
     """An older engine says it in one message, whatever its length, and needs an answer."""
@@ -552,7 +560,7 @@ def test_a_large_list_of_running_containers_is_accepted(served: Served) -> None:
     assert served.said == ["Serves containerd 1.7.24"]
 
 
-@pytest.mark.protects("nri-long-answer", "an answer that is too long is a refusal")
+@pytest.mark.protects("nri-long-answer", "an overlong NRI response is replaced by a refusal")
 def test_an_overlong_answer_becomes_a_refusal(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

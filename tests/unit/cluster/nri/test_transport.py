@@ -72,7 +72,7 @@ def test_messages_are_assembled_from_any_pieces(ends: Ends) -> None:
 
 
 @pytest.mark.protects(
-    "nri-frame-limit", "a frame of an engine's that is too long ends the connection"
+    "nri-frame-limit", "an overlong frame from the engine ends the NRI connection"
 )
 @pytest.mark.parametrize(
     "wire",

@@ -341,7 +341,7 @@ def test_yaml_made_to_be_slow_is_refused_in_time(data: str) -> None:
         assert read(data.encode()).document is None
 
 
-@pytest.mark.protects("few-directives", "few directives of a CDI document are read")
+@pytest.mark.protects("few-directives", "a CDI spec with too many YAML directives is refused")
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("end", BREAKS)
 def test_too_many_yaml_directives_are_refused(encoding: str, end: str) -> None:
@@ -357,7 +357,7 @@ def test_too_many_yaml_directives_are_refused(encoding: str, end: str) -> None:
         assert sentences(found) == ["the file has no device"]
 
 
-@pytest.mark.protects("document-nul", "no text of a CDI document has a NUL")
+@pytest.mark.protects("document-nul", "no string in a CDI spec contains a NUL character")
 @pytest.mark.parametrize("written", ['"a\\0b"', '"a\\x00b"', '"a\\u0000b"', "!!binary YQBi"])
 @pytest.mark.parametrize("field", FIELDS_OF_TEXT, ids=map(document.spelled, FIELDS_OF_TEXT))
 def test_a_nul_character_in_any_field_is_refused(

@@ -101,7 +101,7 @@ MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
 
 @pytest.mark.protects(
     "given-node",
-    "CDI hook: what is mounted where a node would be is given only if it is that node",
+    "CDI hook: a mount at a device node's path counts only with that node's device numbers",
     instead="return path in self.paths",
 )
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_only_a_mount_of_a_device_node_yields_device_numbers(
 
 @pytest.mark.protects(
     "given-opened",
-    "CDI hook: a node that the cgroup denies is not given, and repair opens none",
+    "CDI hook: a node denied by cgroup rules isn't counted, and repair doesn't allow it",
     instead="return numbers",
 )
 def test_a_node_denied_by_cgroup_rules_is_not_counted_as_a_gpu() -> None:

@@ -116,7 +116,7 @@ def test_a_changed_cdi_spec_of_the_same_size_and_time_is_read_again(
 
 @pytest.mark.protects(
     "settled-document",
-    "a CDI document that has just changed isn't saved",
+    "a CDI spec that was changed just now isn't cached",
     instead="settled = parses.known",
 )
 def test_a_cdi_spec_written_just_now_is_not_saved(
@@ -150,7 +150,7 @@ def test_specs_are_saved_even_after_the_clock_was_set_back(
 
 @pytest.mark.protects(
     "saved-mode",
-    "what was read of CDI documents is saved for root alone",
+    "cached CDI specs are readable only by root",
     instead="_MODE = 0o644  # a document may be for root alone to read",
 )
 def test_saved_cdi_specs_are_accessible_to_their_owner_only(site: Site) -> None:
@@ -185,7 +185,11 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.protects("saved-owner", "nobody else's saved documents count", instead="return True")
+@pytest.mark.protects(
+    "saved-owner",
+    "a cache of CDI specs that other users may have written is ignored",
+    instead="return True",
+)
 @pytest.mark.parametrize("spoil", [_writable, _folder_writable, _damaged, _cut, _link, _pipe])
 def test_an_unsafe_or_damaged_file_of_saved_specs_is_ignored(
     site: Site, spoil: Callable[[Path], None]

@@ -147,7 +147,7 @@ def test_a_name_in_no_cdi_spec_is_refused(site: Site, devices: str) -> None:
 
 @pytest.mark.protects(
     "document-read",
-    "the CDI document that is checked is the one that was read",
+    "the CDI spec that is checked is the one that was read",
     instead="is_same = True",
 )
 def test_a_cdi_spec_replaced_while_it_is_read_is_refused(

@@ -123,7 +123,7 @@ def test_all_but_the_mounts_is_the_same_without_a_hook_worker(driver: Path) -> N
 
 @pytest.mark.protects(
     "volume-over-mount",
-    "a document's mounts that meet a volume are made in the order of config.json",
+    "CDI mounts that overlap a volume are mounted in the order of config.json",
     instead="others: list[str] = []",
 )
 @pytest.mark.parametrize(

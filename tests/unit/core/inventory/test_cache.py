@@ -137,7 +137,7 @@ def test_files_in_a_recorded_folder_are_not_checked_one_by_one(
 
 @pytest.mark.protects(
     "just-changed",
-    "a folder that has just changed tells nothing of its files",
+    "a folder that has just changed isn't trusted to show that its files are unchanged",
     instead="settled = True",
 )
 def test_a_just_changed_folder_does_not_vouch_for_its_files(
@@ -448,7 +448,7 @@ def test_a_waiter_that_times_out_searches_for_devices_itself(machine: Machine) -
 
 @pytest.mark.protects(
     "part-unsaved",
-    "what a job's process sees of the devices isn't saved as the machine's",
+    "an inventory read while a cgroup denies devices isn't saved as the machine's",
     instead="if False:",
 )
 @pytest.mark.parametrize("node", ["nvidia7", "nvidia-caps/nvidia-cap1"])

@@ -84,7 +84,7 @@ def a_node(_: Path) -> Operation:
 
 @pytest.mark.protects(
     "mount-flags",
-    "nothing that is mounted raises anybody's rights",
+    "every mount has the flags, such as nosuid, that keep it from raising privileges",
     instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
 )
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_every_mount_is_nosuid_and_only_device_nodes_allow_devices(
 
 @pytest.mark.protects(
     "mount-flags",
-    "nothing that is mounted raises anybody's rights",
+    "every mount has the flags, such as nosuid, that keep it from raising privileges",
     instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
 )
 def test_each_mount_option_maps_to_its_kernel_flag() -> None:
@@ -122,7 +122,7 @@ def test_each_mount_option_maps_to_its_kernel_flag() -> None:
 
 @pytest.mark.protects(
     "mount-flags",
-    "nothing that is mounted raises anybody's rights",
+    "every mount has the flags, such as nosuid, that keep it from raising privileges",
     instead="attributes = attributes_of(self.options) & ~kernel.MOUNT_ATTR_NOSUID",
 )
 def test_covers_of_image_files_are_read_only_nosuid_and_nodev() -> None:

@@ -92,7 +92,9 @@ def gpus(host: Callable[..., Host]) -> Host:
 # Which devices ------------------------------------------------------------------------------------
 
 
-@pytest.mark.protects("choice-free", "no exclusive device of another container is chosen")
+@pytest.mark.protects(
+    "choice-free", "an automatically chosen device is never another container's exclusive device"
+)
 @pytest.mark.parametrize(("vendor", "variable"), VARIABLES)
 def test_the_word_any_chooses_free_devices_of_each_vendor(
     host: Callable[..., Host], tmp_path: Path, vendor: str, variable: str
@@ -155,7 +157,9 @@ def test_neuron_devices_are_chosen_side_by_side_only(
     assert one.start("e", "any:2") == ["0", "1"]
 
 
-@pytest.mark.protects("choice-free", "no exclusive device of another container is chosen")
+@pytest.mark.protects(
+    "choice-free", "an automatically chosen device is never another container's exclusive device"
+)
 def test_mig_devices_are_chosen_only_where_no_gpu_is_whole(host: Callable[..., Host]) -> None:
     """A GPU with MIG devices can't be used as a whole, also before any were made."""
     migs = machines.mig(0, 1, 12, 13), machines.mig(1, 2, 21, 22)
@@ -247,7 +251,7 @@ CRIO = {"io.container.manager": "cri-o"}
 
 
 @pytest.mark.protects(
-    "choice-pod", "a container of a pod gets no device that the kubelet may have allocated"
+    "choice-pod", "no device is chosen automatically in a pod, where the kubelet allocates devices"
 )
 @pytest.mark.parametrize("more", [{"path": PODS}, {"annotations": CRIO}])
 def test_any_is_refused_in_a_pod(gpus: Host, more: dict[str, Any]) -> None:
@@ -403,7 +407,7 @@ def test_a_damaged_file_of_choices_is_replaced(gpus: Host, text: str) -> None:
 
 @pytest.mark.protects(
     "choice-former",
-    "a bundle keeps no node of a device that isn't chosen again",
+    "a reused bundle keeps no node of a device that isn't chosen again",
     instead="if False:",
 )
 def test_a_reused_bundle_loses_the_devices_given_before(gpus: Host, tmp_path: Path) -> None:

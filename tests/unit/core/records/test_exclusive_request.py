@@ -182,11 +182,11 @@ def held(spec: dict[str, Any], *kinds: str, config: Config | None = None) -> dic
 
 @pytest.mark.protects(
     "claimed-node",
-    "exclusive devices are held by nodes of any name and type, and by mounts of them",
+    "a container holds an exclusive device by nodes of any name or type, or mounts",
 )
 @pytest.mark.protects(
     "opened-anyhow",
-    "a device that may be opened to read or to write alone counts as given",
+    "a device that may be opened only for reading or only for writing counts as allocated",
     instead="return allowed(rules, devices)",
 )
 @pytest.mark.parametrize(("spec", "has"), WAYS.values(), ids=WAYS.keys())
@@ -218,17 +218,17 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
 
 @pytest.mark.protects(
     "claimed-rule",
-    "exclusive devices are held by rules of the cgroup",
+    "a container holds each exclusive device that its cgroup rules allow",
     instead="return numbers & self._nodes",
 )
 @pytest.mark.protects(
     "claimed-unprivileged",
-    "a rule for every device is no privilege to have exclusive ones",
+    "an unprivileged container with a rule for all devices holds the exclusive ones",
     instead="if not any(map(spec_devices.allows_all, rules)):",
 )
 @pytest.mark.protects(
     "opened-anyhow",
-    "a device that may be opened to read or to write alone counts as given",
+    "a device that may be opened only for reading or only for writing counts as allocated",
     instead="return allowed(rules, devices)",
 )
 @pytest.mark.parametrize(("rules", "minors"), RULES.values(), ids=RULES.keys())

@@ -94,7 +94,7 @@ CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.protects("lease-refused", "an exclusive device is refused to another container")
+@pytest.mark.protects("lease-refused", "an exclusive device in use is refused to another container")
 @pytest.mark.parametrize(("theirs", "ours", "words"), CONFLICTS.values(), ids=CONFLICTS.keys())
 def test_an_exclusive_device_in_use_is_refused_and_a_free_one_given(
     state_dir: str, start: Start, theirs: dict[str, Any], ours: dict[str, Any], words: str
@@ -138,7 +138,7 @@ NUMBERED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.protects(
     "lease-renumbered",
-    "an exclusive device's node may have been another device's, which a container still has",
+    "an exclusive device is refused if a container still has its node from another device",
 )
 @pytest.mark.parametrize(("theirs", "ours", "node"), NUMBERED.values(), ids=NUMBERED)
 def test_a_device_is_refused_while_its_renumbered_node_is_in_use(
@@ -289,13 +289,13 @@ def test_a_lease_is_refused_when_the_disk_is_full(
 
 @pytest.mark.protects(
     "record-unseen",
-    "a process that can't be looked at keeps what its container has",
+    "a container keeps its devices if its process can't be examined",
     instead="return True",
     only="can_not_be_looked_at and process",
 )
 @pytest.mark.protects(
     "lease-every",
-    "no lease is taken where a record can't be read",
+    "an exclusive device isn't allocated if a container's record can't be read",
     instead="found = read_folder(self._folder, [])",
 )
 @pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.EIO, errno.EACCES])
@@ -322,7 +322,7 @@ def test_a_device_whose_holder_can_not_be_looked_at_stays_held(
 
 @pytest.mark.protects(
     "lease-every",
-    "no lease is taken where a record can't be read",
+    "an exclusive device isn't allocated if a container's record can't be read",
     instead="found = read_folder(self._folder, [])",
 )
 @pytest.mark.parametrize("text", ["", "{", '{"version": 3}', '{"version": 2, "given": 7}'])
@@ -361,7 +361,7 @@ def test_a_device_leased_in_another_pid_namespace_is_refused(
 
 @pytest.mark.protects(
     "lease-lock",
-    "of many that want an exclusive device one gets it",
+    "an exclusive device is allocated to only one of several concurrent requests",
     instead="return folder.lock(f'{LOCK}-{proc.os.getpid()}', _WAIT)",
 )
 def test_a_lease_is_refused_while_another_process_keeps_the_lock(
@@ -403,7 +403,7 @@ time.sleep(1000)
 
 @pytest.mark.protects(
     "lease-lock",
-    "of many that want an exclusive device one gets it",
+    "an exclusive device is allocated to only one of several concurrent requests",
     instead="return folder.lock(f'{LOCK}-{proc.os.getpid()}', _WAIT)",
 )
 def test_concurrent_requests_for_a_device_have_one_winner(state_dir: str, tmp_path: Path) -> None:

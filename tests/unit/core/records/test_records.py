@@ -160,7 +160,7 @@ def test_a_container_whose_start_ends_while_records_are_read_is_found(
 
 @pytest.mark.protects(
     "record-began",
-    "a record of a process that is gone counts for nothing",
+    "a record of a process that has exited is ignored, even if its id is reused",
     instead="return _began(status) < 0 or _has_ended(status)",
 )
 def test_a_record_whose_process_number_was_reused_is_removed(state_dir: str, pid: int) -> None:
@@ -180,12 +180,12 @@ OTHER = 4026532999  # the number of a pid namespace that isn't the first
 
 @pytest.mark.protects(
     "pids-unseen",
-    "who can't see another pid namespace's processes leaves their records alone",
+    "a record from another pid namespace is kept while its process may still run",
     instead="return True",
 )
 @pytest.mark.protects(
     "other-pids",
-    "ids of another pid namespace aren't taken for processes here",
+    "process ids of another pid namespace aren't mistaken for local ones",
     instead="return found",
 )
 def test_records_are_left_alone_from_another_pid_namespace(
@@ -210,12 +210,12 @@ def test_records_are_left_alone_from_another_pid_namespace(
 
 @pytest.mark.protects(
     "pids-unseen",
-    "who can't see another pid namespace's processes leaves their records alone",
+    "a record from another pid namespace is kept while its process may still run",
     instead="return True",
 )
 @pytest.mark.protects(
     "other-pids",
-    "ids of another pid namespace aren't taken for processes here",
+    "process ids of another pid namespace aren't mistaken for local ones",
     instead="return found",
 )
 def test_the_initial_pid_namespace_removes_records_of_ended_processes(
@@ -238,7 +238,7 @@ def test_the_initial_pid_namespace_removes_records_of_ended_processes(
 
 @pytest.mark.protects(
     "hidden-process",
-    "a process that /proc hides from a user keeps what its container has",
+    "a container's record is kept if /proc hides its process from the user",
     instead="return False",
 )
 def test_the_record_of_a_process_hidden_by_proc_stays(
@@ -323,7 +323,7 @@ def test_a_start_checks_only_a_few_other_records(
 
 @pytest.mark.protects(
     "pod-annotation",
-    "a pod's annotation names no engine where the bundle does",
+    "a pod's annotation can't override the engine that the bundle's path shows",
     instead="if found and _MANAGER not in annotations:",
 )
 @pytest.mark.parametrize(
@@ -404,7 +404,9 @@ def test_names_in_annotations_an_engine_did_not_set_are_ignored(bundle: str) -> 
 
 
 @pytest.mark.protects(
-    "engines-own-annotations", "an engine is believed its own annotations", instead="else:"
+    "engines-own-annotations",
+    "pod names are read only from annotations that the engine itself writes",
+    instead="else:",
 )
 @pytest.mark.parametrize("bundle", [BUNDLE, BUNDLE.replace("moby", "default"), "/bundle", OF_CRIO])
 def test_containers_outside_kubernetes_get_no_pod_names(bundle: str) -> None:

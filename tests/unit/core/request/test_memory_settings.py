@@ -121,7 +121,7 @@ def test_the_smaller_of_two_requested_limits_applies() -> None:
 
 @pytest.mark.protects(
     "limit-default",
-    "a container that says nothing of memory gets the administrator's default",
+    "a container without a memory request gets the administrator's default limit",
     instead="if default and not said:",
 )
 def test_the_default_limit_applies_only_without_a_request() -> None:
@@ -132,7 +132,7 @@ def test_the_default_limit_applies_only_without_a_request() -> None:
 
 @pytest.mark.protects(
     "limit-default",
-    "a container that says nothing of memory gets the administrator's default",
+    "a container without a memory request gets the administrator's default limit",
     instead="if default and not said:",
 )
 def test_an_unaccepted_annotation_can_only_lower_the_limit() -> None:
@@ -144,7 +144,7 @@ def test_an_unaccepted_annotation_can_only_lower_the_limit() -> None:
 
 @pytest.mark.protects(
     "limit-default",
-    "a container that says nothing of memory gets the administrator's default",
+    "a container without a memory request gets the administrator's default limit",
     instead="if default and not said:",
 )
 def test_an_unaccepted_variable_can_only_lower_the_limit() -> None:
@@ -156,7 +156,7 @@ def test_an_unaccepted_variable_can_only_lower_the_limit() -> None:
 
 @pytest.mark.protects(
     "limit-most",
-    "nobody without privileges has more memory than the administrator allows",
+    "an unprivileged container never gets more device memory than the administrator allows",
     instead="if most and not said:",
 )
 def test_the_maximum_caps_larger_and_missing_requests() -> None:
@@ -205,7 +205,7 @@ WIDE = st.integers(min_value=1, max_value=200).map(lambda number: f"{number}GiB"
 
 @pytest.mark.protects(
     "limit-most",
-    "nobody without privileges has more memory than the administrator allows",
+    "an unprivileged container never gets more device memory than the administrator allows",
     instead="if most and not said:",
 )
 @given(st.lists(st.tuples(SIZES, st.booleans()), max_size=3), WIDE, WIDE | st.just(""))

@@ -337,7 +337,8 @@ EVERY_VARIABLE = [
 
 
 @pytest.mark.protects(
-    "distrusted-environment", "Kubernetes: base's settings keep every vendor's variable unheard"
+    "distrusted-environment",
+    "Kubernetes: every vendor's environment variables are ignored with the base settings",
 )
 @pytest.mark.parametrize(("vendor", "variable"), EVERY_VARIABLE)
 def test_variables_are_ignored_with_the_kubernetes_base_settings(
@@ -399,7 +400,9 @@ def test_annotations_come_before_the_environment(mode: str) -> None:
 
 
 @pytest.mark.protects(
-    "annotations-accepted", "annotations count only where they are accepted", instead="return True"
+    "annotations-accepted",
+    "annotations are ignored unless the configuration accepts them",
+    instead="return True",
 )
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
 def test_annotations_count_only_where_they_are_accepted(mode: str) -> None:
@@ -416,7 +419,7 @@ def test_annotations_count_in_mode_cdi() -> None:
 
 @pytest.mark.protects(
     "sources-order",
-    "what mounts give is not widened",
+    "devices requested by mounts aren't extended by annotations or variables",
     instead="<the statement>\nnamed = dict(sorted(named.items()))",
 )
 @pytest.mark.parametrize("mode", MODES)

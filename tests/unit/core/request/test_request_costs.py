@@ -316,21 +316,23 @@ def test_many_mounts_cost_only_linear_time_and_memory(
 
 
 @pytest.mark.protects(
-    "most-names", "nobody names more devices than any machine has", only="machine_has and devices"
+    "most-names",
+    "a request can't name more devices than any machine has",
+    only="machine_has and devices",
 )
 @pytest.mark.protects(
     "most-vnpus",
-    "nobody asks for more vNPUs by ranges than any machine has",
+    "a request can't contain more vNPUs by ranges than any machine has",
     only="machine_has and vNPUs",
 )
 @pytest.mark.protects(
     "most-lists",
-    "nobody names more lists of files than any machine has",
+    "a request can't name more file lists than any machine has",
     only="machine_has and lists",
 )
 @pytest.mark.protects(
     "most-sizes",
-    "nobody says more sizes of memory than any machine has devices",
+    "a setting can't contain more memory sizes than any machine has devices",
     only="machine_has and sizes",
 )
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_failing_driver_leaves_gres_conf_unchanged(
 
 @pytest.mark.protects(
     "gres-whole",
-    "gres.conf isn't written by a process that sees a part of the devices",
+    "gres.conf isn't written by a process that can access only some of the devices",
     instead="if False:",
 )
 @pytest.mark.parametrize("output", [True, False])

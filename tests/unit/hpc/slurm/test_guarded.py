@@ -16,7 +16,7 @@ NULL = "Name=gpu File=/dev/null\n"
 
 
 @pytest.mark.protects(
-    "slurm-constrains", "a job's devices are asked of Slurm's cgroup alone, where there is one"
+    "slurm-constrains", "a Slurm job gets no devices unless cgroup.conf sets ConstrainDevices=yes"
 )
 @pytest.mark.parametrize(
     "text",
@@ -49,7 +49,7 @@ def test_constraindevices_is_recognised(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.protects(
-    "slurm-plugin", "Slurm: without the plugin that guards devices no job has any"
+    "slurm-plugin", "Slurm: a job gets no devices if slurm.conf lacks the task/cgroup plugin"
 )
 @pytest.mark.parametrize(
     "text",
@@ -119,12 +119,12 @@ def test_autodetect_in_gres_conf_counts_every_device_as_guarded(tmp_path: Path) 
 
 @pytest.mark.protects(
     "slurm-own-lines",
-    "Slurm: what gres.conf has for other nodes it guards on those alone",
+    "Slurm: a gres.conf line for another node doesn't make a device guarded on this node",
     instead="own = every",
 )
 @pytest.mark.protects(
     "slurm-plugins-lines",
-    "Slurm: files of a name of the site's are every job's",
+    "Slurm: files of a site's own Gres names don't count as guarded by Slurm",
     instead="return True",
 )
 @pytest.mark.parametrize(
@@ -170,7 +170,9 @@ def test_a_node_with_devices_missing_from_slurm_conf_is_refused(tmp_path: Path) 
         assert not guarded(str(conf)).has_any
 
 
-@pytest.mark.protects("slurm-all-lines", "Slurm: devices that slurm.conf lacks are every job's")
+@pytest.mark.protects(
+    "slurm-all-lines", "Slurm: a gres.conf with more devices than slurm.conf is refused"
+)
 @pytest.mark.parametrize(
     "text",
     [

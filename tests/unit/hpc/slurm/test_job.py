@@ -120,7 +120,9 @@ def test_access_to_a_device_is_decided_by_opening_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.protects(
-    "cgroup-refuses", "what the cgroup refuses wasn't given to the job", instead="return 0 in found"
+    "cgroup-refuses",
+    "a device that the cgroup denies isn't mistaken for a device of the job",
+    instead="return 0 in found",
 )
 @pytest.mark.parametrize(
     ("answers", "given"),
@@ -145,7 +147,7 @@ def test_a_device_refused_by_the_cgroup_is_not_given_to_the_job(
 
 @pytest.mark.protects(
     "slurm-guards",
-    "Slurm: what gres.conf lacks is no job's",
+    "Slurm: a device missing from gres.conf isn't allocated to a job's container",
     instead="mine = [each for each in machine.devices if is_given(map(answer, each.files))]",
 )
 def test_a_device_missing_from_gres_conf_is_not_given_to_a_job(

@@ -68,7 +68,9 @@ def written(records: Records) -> Path:
     return Path(records.folder) / f"claim_{UID}_{DRIVER}.json"
 
 
-@pytest.mark.protects("dra-unreadable", "while a record can't be read nothing is handed out")
+@pytest.mark.protects(
+    "dra-unreadable", "no device is allocated while the record of a device's owner is unreadable"
+)
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=[*DAMAGE])
 def test_no_device_is_allocated_while_a_record_is_unreadable(records: Records, data: bytes) -> None:
     path = written(records)
@@ -95,7 +97,7 @@ def test_no_device_is_allocated_while_a_record_is_unreadable(records: Records, d
 
 @pytest.mark.protects(
     "dra-folder",
-    "records of claims are in a folder of root's alone",
+    "records of DRA claims are in a folder that only root can change",
     instead="os.makedirs(self.folder, exist_ok=True)\n"
     "return StateDirectory(os.open(self.folder, os.O_RDONLY), self.folder)",
 )
@@ -165,7 +167,7 @@ def test_a_leases_age_is_unaffected_by_clock_changes(
 
 @pytest.mark.protects(
     "dra-lease-kept",
-    "a lease of the device plugin's stays while a newer one can't be written",
+    "a device plugin's lease is kept while a newer one can't be written",
     instead="folder.remove(record.key)\n<the statement>",
 )
 def test_a_lease_stays_while_a_newer_one_cannot_be_written(
@@ -185,7 +187,9 @@ def test_a_lease_stays_while_a_newer_one_cannot_be_written(
 
 
 @pytest.mark.protects(
-    "record-owner", "a record counts for the owner that its name says", instead="is_its = True"
+    "record-owner",
+    "a record is used only for the owner that its file name states",
+    instead="is_its = True",
 )
 @pytest.mark.parametrize("name", ["uid", "driver", "owner"])
 def test_a_record_under_another_owners_name_is_an_error(records: Records, name: str) -> None:

@@ -35,7 +35,7 @@ def document(name: str) -> dict[str, object]:
 
 @pytest.mark.protects(
     "quoted-strings",
-    "strings in a CDI document are quoted where a reader could take them for something else",
+    "ambiguous strings in a CDI spec are quoted",
     instead='return dumper.represent_scalar("tag:yaml.org,2002:str", text, None)',
 )
 @pytest.mark.parametrize("text", AMBIGUOUS)
@@ -108,7 +108,7 @@ def test_a_file_with_the_same_text_is_not_rewritten(tmp_path: Path) -> None:
 
 @pytest.mark.protects(
     "document-whole",
-    "a CDI document is replaced as a whole",
+    "a CDI spec is replaced atomically as a whole",
     instead="open(path, 'wb').write(data)",
 )
 def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_world_writable_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.protects(
     "document-whole",
-    "a CDI document is replaced as a whole",
+    "a CDI spec is replaced atomically as a whole",
     instead="open(path, 'wb').write(data)",
 )
 def test_readers_see_either_the_old_or_the_new_file(tmp_path: Path) -> None:

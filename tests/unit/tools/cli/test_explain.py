@@ -56,7 +56,7 @@ def test_explain_gives_the_reason_if_no_device_is_requested(
 
 @pytest.mark.protects(
     "explained-line",
-    "no line of an explanation steers a terminal",
+    "control characters in the output of gpuhook explain are escaped",
     instead='return "\\n".join(lines)',
 )
 def test_control_characters_in_an_explanation_are_escaped() -> None:

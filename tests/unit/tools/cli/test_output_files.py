@@ -75,7 +75,7 @@ def devices_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.protects(
-    "kept-owner", "nobody keeps a file that root writes where everybody may make files"
+    "kept-owner", "another user's file in a world-writable folder is refused as root's output file"
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root writes into others' files")
 @pytest.mark.parametrize("words", COMMANDS)

@@ -373,7 +373,9 @@ def test_the_nri_plugins_state_is_reported(
     assert all(words in each.message for each, (_, words) in zip(found, expected, strict=True))
 
 
-@pytest.mark.protects("doctor-gate", "the doctor names a gate that gpu-py doesn't know of")
+@pytest.mark.protects(
+    "doctor-gate", "the doctor reports a device gate that gpu-py isn't configured for"
+)
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("unit", ["", "ExecStart=/opt/gpuhook/bin/gpuhook nri --gate\n"])

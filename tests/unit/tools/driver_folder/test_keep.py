@@ -326,7 +326,7 @@ def test_unchanged_files_are_not_copied_again(
 
 @pytest.mark.protects(
     "copies-owner",
-    "a driver folder takes over copies of root's alone",
+    "a driver folder reuses only copies that belong to root",
     instead="before = place.path",
 )
 def test_a_copy_owned_by_another_user_is_not_reused(

@@ -427,7 +427,7 @@ def test_the_distributions_own_containerd_gives_the_version(
 
 
 @pytest.mark.protects(
-    "own-containerd", "installation: root runs no containerd that others may change"
+    "own-containerd", "installation: root doesn't run a containerd that other users can change"
 )
 def test_a_containerd_writable_by_others_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

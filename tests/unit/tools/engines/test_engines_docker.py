@@ -66,7 +66,8 @@ DOCKERD = Process(0, 0, ("dockerd", "--config-file"), 0, 0.0, {}, "")
 
 
 @pytest.mark.protects(
-    "dockers-options", "installation: nothing stands in dockerd's options and in its file"
+    "dockers-options",
+    "installation: a setting that dockerd has as an option isn't also written to its file",
 )
 @pytest.mark.parametrize(
     ("option", "key", "more"),

@@ -78,7 +78,11 @@ def test_a_large_valid_answer_is_read(listen: Callable[[Serve], str]) -> None:
     assert answer["DefaultRuntime"] == "runc"
 
 
-@pytest.mark.protects("docker-bound", "other users: Docker's answer has an end", only="endless")
+@pytest.mark.protects(
+    "docker-bound",
+    "other users: an answer from Docker is read only up to a size limit",
+    only="endless",
+)
 @pytest.mark.parametrize(
     ("serve", "words"),
     [
@@ -102,7 +106,7 @@ def test_invalid_or_oversized_answers_are_refused(
 
 @pytest.mark.protects(
     "docker-patience",
-    "other users: Docker's answer comes in time",
+    "other users: a request to Docker fails after a timeout",
     instead="while patience := _PATIENCE or end:",
 )
 @pytest.mark.parametrize("serve", [_waits_for_the_end, _in_drops], ids=["silence", "drops"])

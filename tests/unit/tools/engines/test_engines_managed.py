@@ -62,7 +62,7 @@ COMMENTED = {
 
 
 @pytest.mark.protects(
-    "placeholders", "installation: no template of an unknown program is copied from"
+    "placeholders", "installation: a configuration template with unknown placeholders is refused"
 )
 @pytest.mark.parametrize("engine", TEXTS)
 @pytest.mark.parametrize("value", PLACEHOLDERS)

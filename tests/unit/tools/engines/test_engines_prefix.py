@@ -106,7 +106,9 @@ def call(word: str, image: Path, *words: str) -> None:
 
 
 @pytest.mark.protects(
-    "prefix-links", "no link below a prefix leads out of it", instead="if links > _LINKS:"
+    "prefix-links",
+    "a link below an installation prefix can't lead out of the prefix",
+    instead="if links > _LINKS:",
 )
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: "-".join(place[:2]))
@@ -214,7 +216,9 @@ REMEMBERED = (
 )
 
 
-@pytest.mark.protects("prefix-records", "nothing outside is written for what a prefix remembers")
+@pytest.mark.protects(
+    "prefix-records", "records stored below a prefix can't cause changes outside the prefix"
+)
 @pytest.mark.parametrize("command", ["install", "uninstall"])
 @pytest.mark.parametrize("remembered", REMEMBERED)
 def test_records_shipped_in_an_image_change_nothing_outside_the_prefix(
@@ -281,8 +285,12 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.protects("prefix-configuration", "what a prefix remembers chooses no configuration")
-@pytest.mark.protects("kept-paths", "what is remembered of documents names plain paths alone")
+@pytest.mark.protects(
+    "prefix-configuration", "state stored below a prefix doesn't choose the configuration file"
+)
+@pytest.mark.protects(
+    "kept-paths", "recorded CDI state is accepted only with absolute paths without .. in them"
+)
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("command", COMMANDS_OF_DOCUMENTS)
 @pytest.mark.parametrize("field", HOSTILE)
@@ -376,7 +384,9 @@ def test_hostile_nvidia_link_records_change_nothing_outside_the_prefix(
     assert (host / "link").is_symlink()
 
 
-@pytest.mark.protects("prefix-plain", "below a prefix a path begins at / and has no dots")
+@pytest.mark.protects(
+    "prefix-plain", "a path below a prefix must start at / and contain no .. components"
+)
 @pytest.mark.parametrize("path", ["etc", "x/../y", "", "/..", "/a/../b", "/a/..", "/\0"])
 def test_ambiguous_paths_below_a_prefix_are_refused(image: Path, path: str) -> None:
     for function, way in ((below, path), (checked, path), (checked, f"{image}{path}/..")):
@@ -419,11 +429,11 @@ STEERING = "\x1b[2J\x9b31m\u202e\r\x07\u2028"
 
 @pytest.mark.protects(
     "said-line",
-    "no line that an installation says steers a terminal",
+    "control characters in an installation's names and files are escaped in output",
     instead="click.echo(text, err=err)",
 )
 @pytest.mark.protects(
-    "diff-lines", "no difference that is shown steers a terminal", instead="return text"
+    "diff-lines", "control characters in a displayed diff are escaped", instead="return text"
 )
 @pytest.mark.usefixtures("configured")
 def test_control_characters_of_an_images_names_and_files_are_escaped(image: Path) -> None:
@@ -452,11 +462,11 @@ def test_control_characters_of_an_images_names_and_files_are_escaped(image: Path
 
 @pytest.mark.protects(
     "said-line",
-    "no line that an installation says steers a terminal",
+    "control characters in an installation's names and files are escaped in output",
     instead="click.echo(text, err=err)",
 )
 @pytest.mark.protects(
-    "diff-lines", "no difference that is shown steers a terminal", instead="return text"
+    "diff-lines", "control characters in a displayed diff are escaped", instead="return text"
 )
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("command", [["uninstall", "--engine=docker"], ["cdi", "refresh"]])

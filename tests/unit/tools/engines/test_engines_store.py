@@ -91,7 +91,7 @@ def test_folders_in_records_of_earlier_versions_are_removed(store: Store, tmp_pa
 
 
 @pytest.mark.protects(
-    "dead-links", "installation: no file is made behind a link that leads nowhere"
+    "dead-links", "installation: no file is created through a dangling symbolic link"
 )
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_dangling_link_is_refused(store: Store, tmp_path: Path, ours: bool) -> None:
@@ -271,7 +271,7 @@ def test_an_unusable_state_folder_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.protects(
     "state-folder",
-    "other users: the state folder is closed to them",
+    "other users: the state folder isn't accessible to them",
     instead="_FOLDER_MODE = 0o755",
 )
 @pytest.mark.parametrize("mode", [0o755, 0o700])
@@ -296,7 +296,7 @@ PRIVATE = {"original": 0o600, "record.json": 0o600, "written": 0o600}
 
 @pytest.mark.protects(
     "kept-mode",
-    "other users: what is kept of an engine's file is for its owner",
+    "other users: saved copies of an engine's file are accessible only to their owner",
     instead="_MODE = 0o644  # whatever the engine's file has: its owner reads that one",
 )
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
@@ -310,7 +310,7 @@ def test_saved_copies_of_an_engine_file_are_private(store: Store, path: Path, mo
 
 @pytest.mark.protects(
     "kept-mode",
-    "other users: what is kept of an engine's file is for its owner",
+    "other users: saved copies of an engine's file are accessible only to their owner",
     instead="_MODE = 0o644  # whatever the engine's file has: its owner reads that one",
 )
 def test_copies_saved_by_earlier_versions_become_private(store: Store, tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def take_one(store: Store, path: str) -> None:
 
 
 @pytest.mark.protects(
-    "repeated-mode", "other users: what repeats a file is for who may read that one"
+    "repeated-mode", "other users: a generated file is no more readable than its source files"
 )
 @pytest.mark.parametrize("before", [None, 0o600, 0o644])
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
@@ -363,7 +363,9 @@ def test_a_foreign_lock_on_the_state_folder_is_ignored(store: Store, tmp_path: P
         os.close(fd)
 
 
-@pytest.mark.protects("lock-patience", "other users: a lock is waited for only some seconds")
+@pytest.mark.protects(
+    "lock-patience", "other users: waiting for a lock ends after a timeout of some seconds"
+)
 def test_a_lock_timeout_error_names_the_holding_process(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ def test_words_naming_no_device_are_refused(word: str) -> None:
         attach.named([word], {"nvidia": FOUR}, CONFIG)
 
 
-@pytest.mark.protects("attach-limits", "attach doesn't evade a host's memory limits")
+@pytest.mark.protects("attach-limits", "attach can't bypass a host's memory limits")
 def test_attach_is_refused_on_a_host_with_memory_limits() -> None:
     config = Config()
     config.device_memory = "1GiB"
@@ -150,7 +150,7 @@ def test_attach_is_refused_on_a_host_with_memory_limits() -> None:
 
 @pytest.mark.protects(
     "attach-noted",
-    "a process of another container gets no device",
+    "a device is attached only to a process of the requested container",
     instead="if started is not None:",
 )
 def test_a_recorded_process_of_another_container_is_refused(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_containers_own_cgroup_is_found(path: str, expected: str) -> None:
 
 
 @pytest.mark.protects(
-    "attach-cgroup", "only a cgroup that is named after the container is changed",
+    "attach-cgroup", "attach changes only a cgroup that is named after the container",
     instead="if not named:\n    return path",
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_cgroup_not_named_after_the_container_is_refused(name: str, path: str)
 
 
 @pytest.mark.protects(
-    "attach-scope", "only the container's own scope is changed",
+    "attach-scope", "attach changes only the container's own systemd scope",
     instead="if name.endswith(_SCOPE):\n    return name",
 )  # fmt: skip
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, RunningCo
 
 
 @pytest.mark.protects(
-    "attach-one-at-a-time", "two processes don't change a container's devices at once",
+    "attach-one-at-a-time", "only one process at a time changes the devices of running containers",
     instead="held = contextlib.nullcontext()",
 )  # fmt: skip
 def test_a_concurrent_device_change_waits_and_times_out(

@@ -132,7 +132,7 @@ def test_a_container_removed_before_its_inspection_is_omitted(
 
 @pytest.mark.protects(
     "docker-asked-in-time",
-    "other users: all that Docker is asked without root shares half a second",
+    "other users: all requests to Docker without root share a timeout of half a second",
     instead="left = 50.0",
 )
 def test_all_docker_requests_share_half_a_second(
@@ -154,7 +154,7 @@ def test_all_docker_requests_share_half_a_second(
 
 @pytest.mark.protects(
     "docker-asked-in-time",
-    "other users: all that Docker is asked without root shares half a second",
+    "other users: all requests to Docker without root share a timeout of half a second",
     instead="left = 50.0",
 )
 def test_a_docker_that_never_answers_times_out(tree: Tree, path: str, config: Config) -> None:

@@ -97,7 +97,9 @@ def test_a_gpu_missing_from_the_host_is_not_repaired(ourselves: tuple[int, int])
             repair.given_devices(one, process, now)
 
 
-@pytest.mark.protects("another-process", "a record is not another process'")
+@pytest.mark.protects(
+    "another-process", "a container's record isn't applied to another process that reused its PID"
+)
 def test_a_process_that_reused_the_containers_pid_is_refused(ourselves: tuple[int, int]) -> None:
     process, started = ourselves
     with pytest.raises(ContainerError, match="has exited"):

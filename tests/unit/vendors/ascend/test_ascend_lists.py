@@ -79,7 +79,7 @@ ENGINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.protects("engines-files", "no container is given what is an engine's")
+@pytest.mark.protects("engines-files", "no container gets files or sockets of a container engine")
 @pytest.mark.parametrize("path", ENGINES)
 def test_engine_sockets_are_not_given(made: Machine, path: str) -> None:
     """Neither by their names, nor by links, nor with a folder above."""
@@ -95,7 +95,7 @@ def test_engine_sockets_are_not_given(made: Machine, path: str) -> None:
     assert all(sentence.endswith("containers don't get it") for sentence in refused(found))
 
 
-@pytest.mark.protects("engines-files", "no container is given what is an engine's")
+@pytest.mark.protects("engines-files", "no container gets files or sockets of a container engine")
 def test_engine_sockets_below_a_real_var_run_are_not_given(made: Machine) -> None:
     made.write("/var/run/containerd/x", "")
     made.write(BASE, "/var/run/containerd/x\n/var/run/containerd\n/var/run\n")

@@ -447,7 +447,9 @@ def test_a_missing_writable_folder_gives_a_warning(made: Made) -> None:
     assert answer.warnings() == [f"Maker's {PAGES} doesn't exist"]
 
 
-@pytest.mark.protects("written-folders", "no container writes to a folder of the system")
+@pytest.mark.protects(
+    "written-folders", "a system folder can't be mounted writable into a container"
+)
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -235,7 +235,7 @@ def test_the_compat_version_is_read_from_library_names(
 
 @pytest.mark.protects(
     "compat-names",
-    "the folder of an image's CUDA isn't read whole",
+    "an image's huge CUDA compat folder isn't read completely",
     instead="names = root.list_folder(place)",
 )
 def test_a_huge_compat_folder_is_not_read_whole(tmp_path: Path) -> None:
@@ -255,10 +255,10 @@ def test_a_huge_compat_folder_is_not_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.protects(
-    "elf-headers", "a library of an image's CUDA has no more segments than any real one"
+    "elf-headers", "an image's CUDA library with too many ELF segments is ignored"
 )
 @pytest.mark.protects(
-    "elf-dynamic", "a library of an image's CUDA has no larger dynamic section than any real one"
+    "elf-dynamic", "an image's CUDA library with an oversized ELF dynamic section is ignored"
 )
 @pytest.mark.parametrize(("segments", "size"), [(0xFFFF, 1 << 20), (2, 1 << 20), (0xFFFF, 1 << 10)])
 def test_cuda_libraries_with_huge_elf_headers_are_ignored_quickly(
@@ -280,7 +280,7 @@ def test_cuda_libraries_with_huge_elf_headers_are_ignored_quickly(
 
 @pytest.mark.protects(
     "compat-files",
-    "an image's CUDA has no more files than its maker ships",
+    "an image's CUDA compat folder with too many files is ignored",
     instead="if not names:",
 )
 def test_a_compat_folder_with_too_many_files_is_ignored(tmp_path: Path) -> None:

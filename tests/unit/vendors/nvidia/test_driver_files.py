@@ -294,7 +294,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.protects(
     "unversioned-library",
-    "a library of another driver isn't taken for this one's",
+    "an unversioned library of another driver isn't mistaken for this driver's",
     instead="return True",
 )
 @pytest.mark.parametrize("make", CONTRADICTIONS.values(), ids=CONTRADICTIONS)

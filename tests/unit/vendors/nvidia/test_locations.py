@@ -132,7 +132,7 @@ def test_a_missing_configured_folder_is_no_error(root: Root) -> None:
 
 @pytest.mark.protects(
     "configured-folders",
-    "so do those of folders that config.toml names",
+    "driver folders named in config.toml are used only if other users can't change them",
     instead="found.setdefault(self._root.real_path(folder), folder)",
 )
 @pytest.mark.parametrize("setting", ["binary-search-paths", "data-search-paths"])
@@ -156,13 +156,13 @@ def test_configured_folders_writable_by_others_are_refused(
 
 @pytest.mark.protects(
     "driver-folders",
-    "the driver's programs and manifests come from folders of root's",
+    "driver programs and manifests come only from folders that other users can't change",
     instead='return self._root.real_path(folder or "/")',
     also=("driver-way", "return self._root.real_path(path)"),
 )
 @pytest.mark.protects(
     "configured-folders",
-    "so do those of folders that config.toml names",
+    "driver folders named in config.toml are used only if other users can't change them",
     instead="found.setdefault(self._root.real_path(folder), folder)",
 )
 @pytest.mark.parametrize("folder", ["opt/bin", "usr/libexec/nvidia/bin", "run/opengl-driver/bin"])
@@ -176,7 +176,7 @@ def test_default_folders_writable_by_others_are_skipped(root: Root, folder: str)
 
 @pytest.mark.protects(
     "driver-way",
-    "no link leads to them through another user's folder",
+    "links through another user's folder to driver files aren't followed",
     instead="return self._root.real_path(path)",
 )
 def test_links_through_a_folder_writable_by_others_are_not_followed(root: Root) -> None:
@@ -237,7 +237,9 @@ def test_missing_path_components_are_listed_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.protects("watched-folders", "others can't have the driver asked at every start")
+@pytest.mark.protects(
+    "watched-folders", "other users can't cause the driver to be queried at every container start"
+)
 def test_folders_writable_by_others_are_not_watched(root: Root) -> None:
     """A user who may write there could have the driver queried at every start."""
     root.put("usr/share/vulkan/icd.d/a.json")

@@ -108,7 +108,7 @@ WORDS = ("0", "1", "0,1", GPUS[0].uuid, "1b:00.0", "nvidia.com/gpu=0", "runtime.
 
 @pytest.mark.protects(
     "mps-any-capability",
-    "whoever gets a shared GPU is a client of MPS, whatever the capabilities are",
+    "a container with a shared GPU is an MPS client, whatever its driver capabilities are",
     instead="if config.mps_devices and {'compute', 'video'} & {*options.capabilities}:",
 )
 @pytest.mark.parametrize("capabilities", [*SETS, "all", None])
@@ -219,7 +219,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.protects(
     "given-by-others",
-    "nor does an engine, by a node or a rule of its own",
+    "a device shared by MPS is refused if the engine itself adds it",
     instead="for grant in ():",
 )
 @pytest.mark.parametrize("name", [*GIVEN])
@@ -253,7 +253,9 @@ def test_an_mps_client_may_have_a_rule_for_its_own_device(config: Config, tmp_pa
 
 
 @pytest.mark.protects(
-    "restored-shared", "nor does one of a checkpoint get a shared device", instead="shared = False"
+    "restored-shared",
+    "a container restored from a checkpoint can't use a device shared by MPS",
+    instead="shared = False",
 )
 @pytest.mark.parametrize("capabilities", ["graphics", "compute", "all"])
 def test_a_restored_container_with_a_shared_device_is_refused(
@@ -319,11 +321,11 @@ def granted(config: Config) -> contract.Grant:
 
 @pytest.mark.protects(
     "only-by-runtime",
-    "documents, plugins and a hook alone give no device that is gpu-py's alone to give",
+    "CDI specs, NRI plugins and hooks without gpu-py can't inject a device shared by MPS",
 )
 @pytest.mark.protects(
     "hook-alone",
-    "a hook that can set no variable makes no client of MPS",
+    "a hook that can't set environment variables refuses devices shared by MPS",
     instead="pass",
     only="other_ways and hook",
 )

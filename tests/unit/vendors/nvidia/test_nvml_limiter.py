@@ -88,7 +88,9 @@ def test_a_cgroup_without_a_limit_has_no_usage(make: Make, number: int) -> None:
 
 
 @pytest.mark.protects(
-    "nvml-read-back", "a limit that NVIDIA's driver hasn't taken is an error", instead="if False:"
+    "nvml-read-back",
+    "a memory limit that NVIDIA's driver hasn't applied is an error",
+    instead="if False:",
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set limits")
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_an_nvml_session_sets_limits_repeatedly(standing: Standing) -> None:
 
 
 @pytest.mark.protects(
-    "ready-driver", "NVML that is kept ready limits the GPUs of its own driver alone"
+    "ready-driver", "an NVML session sets memory limits only for GPUs of its own driver"
 )
 @ROOT
 def test_an_nvml_session_serves_only_its_own_driver(standing: Standing) -> None:
@@ -76,7 +76,7 @@ def test_an_nvml_session_serves_only_its_own_driver(standing: Standing) -> None:
 
 @pytest.mark.protects(
     "ready-yes",
-    "only a yes of NVML that is kept ready means that a limit is set",
+    "a memory limit counts as set only if the NVML session confirms it",
     instead="return True",
 )
 @ROOT
@@ -102,7 +102,7 @@ def test_a_hanging_nvml_session_is_ended_and_not_waited_for(standing: Standing) 
 
 @pytest.mark.protects(
     "ready-yes",
-    "only a yes of NVML that is kept ready means that a limit is set",
+    "a memory limit counts as set only if the NVML session confirms it",
     instead="return True",
 )
 @ROOT

@@ -36,7 +36,9 @@ def test_a_process_allowed_all_or_no_gpus_keeps_the_numbers(keep: list[str]) -> 
 
 
 @pytest.mark.protects(
-    "counted-here", "in a job numbers are those of the job's devices", instead="return inventory"
+    "counted-here",
+    "device numbers in a job count only the job's devices",
+    instead="return inventory",
 )
 def test_only_reachable_gpus_are_counted(keep: list[str]) -> None:
     keep += ["/dev/nvidia2", "/dev/nvidia1"]
@@ -49,7 +51,9 @@ def test_only_reachable_gpus_are_counted(keep: list[str]) -> None:
 
 
 @pytest.mark.protects(
-    "counted-here", "in a job numbers are those of the job's devices", instead="return inventory"
+    "counted-here",
+    "device numbers in a job count only the job's devices",
+    instead="return inventory",
 )
 def test_only_reachable_mig_devices_are_counted(keep: list[str]) -> None:
     keep.append("/dev/nvidia-caps/nvidia-cap12")

@@ -66,7 +66,7 @@ PROCESS = SimpleNamespace(pid=7, usedGpuMemory=5)
 
 @pytest.mark.protects(
     "unknown-processes",
-    "processes that NVML doesn't say aren't taken for none",
+    "GPU processes that NVML can't list aren't reported as none",
     instead="return []",
 )
 @pytest.mark.parametrize(
@@ -89,7 +89,9 @@ def test_processes_unknown_to_nvml_are_not_reported_as_none(given: Any, expected
 
 
 @pytest.mark.protects(
-    "no-own-memory", "a GPU without memory of its own has its other values", instead="raise"
+    "no-own-memory",
+    "a GPU without memory of its own still reports its other values",
+    instead="raise",
 )
 def test_a_gpu_without_own_memory_has_its_other_values() -> None:
     """GB10's NVML supports neither form of the question."""
@@ -118,7 +120,7 @@ def test_a_lost_gpu_is_reported_as_failed(name: str) -> None:
 
 
 @pytest.mark.protects(
-    "clock-set-back", "a clock that is set back doesn't end what is known of SMs", instead="pass"
+    "clock-set-back", "SM usage is still reported after the clock is set back", instead="pass"
 )
 def test_sm_usage_continues_after_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's times are the clock's: those from before the change stand for nothing now."""
