@@ -198,15 +198,15 @@ def test_another_gpu_beside_tegras_own_is_refused(tegra: Devices) -> None:
 
 def test_changed_nodes_and_lists_make_an_inventory_stale(copy: Path) -> None:
     config = settings(copy)
-    before = fingerprint.surroundings(config, VENDOR)
-    assert fingerprint.surroundings(config, VENDOR) == before
+    before = fingerprint.of(config, VENDOR)
+    assert fingerprint.of(config, VENDOR) == before
     for name in ("nvhost-late", "nvgpu/igpu0/late", "dri/card9"):
         (copy / "dev" / name).touch()
-        later = fingerprint.surroundings(config, VENDOR)
+        later = fingerprint.of(config, VENDOR)
         assert later != before
         before = later
     (copy / LISTS / "devices.csv").write_text("dev, /dev/nvmap")
-    assert fingerprint.surroundings(config, VENDOR) != later
+    assert fingerprint.of(config, VENDOR) != later
 
 
 def test_tegra_without_csv_lists_is_an_error(copy: Path) -> None:

@@ -123,7 +123,7 @@ class Grant:
 class Vendor:
     """The interface of a vendor; the defaults fit a vendor whose devices are only nodes.
 
-    Everything is a pure function of its arguments except ``discover``, ``surroundings`` and
+    Everything is a pure function of its arguments except ``discover``, ``cache_key`` and
     ``examine``, which read. Nothing here changes anything or opens a device: the core carries out
     the operations.
     """
@@ -177,7 +177,7 @@ class Vendor:
                 "Check the mounts and files there, and run gpuhook doctor",
             ) from None
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         """Return paths below a driver root; if none exists, the driver isn't there.
 
         None if ``discover`` waits for the driver only in a child.
@@ -186,7 +186,7 @@ class Vendor:
 
     def signs(self) -> "Sequence[str]":
         """Return paths below a driver root, one of which at least exists while it is loaded."""
-        return self.traces()
+        return self.driver_markers()
 
     def try_files(self, config: "Config", root: str, look: "Callable[[], object]") -> None:
         """Read in a child first: a driver may hang in a file of /sys, and a child can be abandoned.
@@ -195,7 +195,7 @@ class Vendor:
         nothing if the driver isn't in the root: a start may ask every vendor.
         """
         below = root.rstrip("/")
-        if not any(os.path.lexists(below + path) for path in self.traces()):
+        if not any(os.path.lexists(below + path) for path in self.driver_markers()):
             return
         from gpuhook.base.container import kernel  # noqa: PLC0415 - only to make an inventory
         from gpuhook.base.host import signals  # noqa: PLC0415 - as above
@@ -229,8 +229,8 @@ class Vendor:
         found: Inventory = module.discover(self.root(config))
         return found
 
-    def surroundings(self, config: "Config") -> "list[Any]":  # noqa: ARG002
-        """Return, as JSON values, the environment of an inventory: a change makes it stale.
+    def cache_key(self, config: "Config") -> "list[Any]":  # noqa: ARG002
+        """Return JSON values on which an inventory depends: a change makes it stale.
 
         Called at every start, so it reads a few small files or folders at most.
         """

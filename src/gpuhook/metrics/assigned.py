@@ -62,13 +62,13 @@ class Holders:
         """Force a scan the next time."""
         self._again = 0.0
 
-    def find(self, inventories: Iterable[Inventory], *, around: bool) -> list[ContainerCgroup]:
+    def find(self, inventories: Iterable[Inventory], *, scan_first: bool) -> list[ContainerCgroup]:
         """Return the containers: current ones with a record, and others as of the last scan.
 
-        With ``around``, and the first time, a due scan for the others is done before.
+        With ``scan_first``, and the first time, a due scan for the others is done before.
         """
         inventories = list(inventories)
-        if around or not self._again:
+        if scan_first or not self._again:
             self.look_around(inventories)
         recorded = [
             (device_users.of_record(each), str(each["started"]))

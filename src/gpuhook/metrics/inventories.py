@@ -109,7 +109,7 @@ def _answer(config: Config, vendor: Any) -> dict[str, Any]:
     except DriverError as error:
         absent = isinstance(error, NoDriverError)
         return {"error": [error.cause, error.remedy], "absent": absent}
-    facts = [found.around, found.missing, found.watched]
+    facts = [found.cache_key, found.missing, found.watched]
     return {"loaded": [found.inventory.to_json(), *facts]}
 
 

@@ -110,7 +110,7 @@ class Observer:
             answers = [self._ask(*each, problems) for each in found]
         with self._timed("containers"):
             inventories = [inventory for _, inventory in found]
-            holders = self._holders.find(inventories, around=not self._prepared)
+            holders = self._holders.find(inventories, scan_first=not self._prepared)
             values = {key: value for answer in answers for key, value in answer.items()}
             problems += self._holders.problems
             containers, usages = self._assemble(holders, values, problems)

@@ -32,7 +32,7 @@ class InventoryPending(Exception):  # noqa: N818 - no error: what was found befo
 class _PollResult:
     """The result of the last poll of one vendor, and the time of the next one.
 
-    ``around`` is the fingerprint with which the driver failed. ``inventory`` is the last one and
+    ``cache_key`` is the fingerprint with which the driver failed. ``inventory`` is the last one and
     still contains lost devices, whose ids are in ``lost``. ``failure`` says why it may be outdated.
     ``linked`` identifies the devices and driver for which ``links`` were queried.
     """
@@ -42,7 +42,7 @@ class _PollResult:
     inventory: Any = None
     lost: list[str] = field(default_factory=list)
     failure: DriverError | None = None
-    around: list[Any] = field(default_factory=list)
+    cache_key: list[Any] = field(default_factory=list)
     back_off: BackOff = field(default_factory=lambda: BackOff(*_PAUSES))
     again: float = 0.0
     links: Links = field(default_factory=dict)
@@ -187,7 +187,7 @@ class HostDevices:
         ):  # a device is lost
             return not seen.loaded.is_same(self._config)
         if seen.failure is not None:
-            return seen.around != fingerprint.surroundings(self._config, seen.vendor)
+            return seen.cache_key != fingerprint.of(self._config, seen.vendor)
         return True
 
     def _fail(self, seen: _PollResult, error: DriverError) -> None:
@@ -200,7 +200,7 @@ class HostDevices:
             seen.inventory, seen.links, seen.linked = None, {}, None
         seen.lost = []
         seen.loaded, seen.failure = None, error
-        seen.around = fingerprint.surroundings(self._config, seen.vendor)
+        seen.cache_key = fingerprint.of(self._config, seen.vendor)
         seen.wait(self._clock())
 
     def _ask_links(self, seen: _PollResult) -> None:

@@ -34,7 +34,7 @@ class Hanging(Vendor):
     names = names
     inventory = Inventory
 
-    def surroundings(self, config):
+    def cache_key(self, config):
         return [json.loads(Path({path!r}).read_text()).get("around", 0)]
 
     def discover(self, config):

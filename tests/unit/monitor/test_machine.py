@@ -35,7 +35,7 @@ class Made(Vendor):
     names = names
     inventory = Remembering
 
-    def surroundings(self, config):
+    def cache_key(self, config):
         return [json.loads(Path({path!r}).read_text()).get("around", 0)]
 
     def discover(self, config):

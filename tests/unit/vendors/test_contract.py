@@ -117,10 +117,10 @@ def test_a_change_of_the_driver_or_devices_is_detected(
     made = Machine(vendor, tmp_path, 2)
     config = loads(f'gpuhook.driver-roots = ["{vendor}={tmp_path}"]\n')
     loaded = contract.load(registry.BUILT_IN[vendor])
-    before = fingerprint.surroundings(config, loaded)
-    assert fingerprint.surroundings(config, loaded) == before
+    before = fingerprint.of(config, loaded)
+    assert fingerprint.of(config, loaded) == before
     change(made)
-    assert fingerprint.surroundings(config, loaded) != before
+    assert fingerprint.of(config, loaded) != before
 
 
 # What containers get -------------------------------------------------------------------------

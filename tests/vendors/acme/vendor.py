@@ -23,10 +23,10 @@ class Acme(Vendor):
 
     names = names
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return (CLASS,)
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS
         return [
             [name, fingerprint.text(f"{folder}/{name}/state")] for name in fingerprint.names(folder)

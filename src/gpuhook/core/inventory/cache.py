@@ -167,7 +167,7 @@ def _make(
 def _discover(config: "Config", vendor: "InventorySource") -> "LoadedInventory":
     """Discover the devices, again if anything changed meanwhile."""
     for _ in range(_TRIES):
-        around = fingerprint.surroundings(config, vendor)
+        cache_key = fingerprint.of(config, vendor)
         root = vendor.root(config)
         missing = fingerprint.settled(root, fingerprint.absent(root, vendor.volatile_paths(config)))
         watched = fingerprint.watched(root, vendor.watched_paths(config))
@@ -176,9 +176,9 @@ def _discover(config: "Config", vendor: "InventorySource") -> "LoadedInventory":
         watched.update(fingerprint.watched(root, written))
         # A node may appear after its device: udev creates it.
         content = LoadedInventory(
-            vendor, inventory, around, [*missing, *inventory.missing()], watched
+            vendor, inventory, cache_key, [*missing, *inventory.missing()], watched
         )
-        if fingerprint.surroundings(config, vendor) == around:
+        if fingerprint.of(config, vendor) == cache_key:
             break
     # If it keeps changing, the old fingerprint is kept: it won't match, so this isn't reused.
     return content
@@ -246,21 +246,22 @@ def _file_name(config: "Config", vendor: "InventorySource") -> str:
 class LoadedInventory:
     """An inventory with the data that tells whether it still describes this host.
 
-    ``around`` is its fingerprint, ``missing`` the paths that didn't exist, ``watched`` the statuses
-    of files and folders. ``is_saved`` tells whether it was saved, and ``problem`` why it could not
-    be. ``withheld`` are device nodes that this process may not open: then it is incomplete.
+    ``cache_key`` is its fingerprint, ``missing`` the paths that didn't exist, ``watched`` the
+    statuses of files and folders. ``is_saved`` tells whether it was saved, and ``problem`` why it
+    could not be. ``withheld`` are device nodes that this process may not open: then it is
+    incomplete.
     """
 
     def __init__(
         self,
         vendor: "InventorySource",
         inventory: "Inventory",
-        around: "list[Any]",
+        cache_key: "list[Any]",
         missing: list[str],
         watched: "dict[str, list[int]]",
     ) -> None:
         self.inventory = inventory
-        self.around = around
+        self.cache_key = cache_key
         self.missing = missing
         self.watched = watched
         self._vendor = vendor
@@ -274,7 +275,7 @@ class LoadedInventory:
 
     def to_json(self) -> bytes:
         """Return the content of its file."""
-        parts = [self.around, self.missing, self.watched, self.inventory.to_json()]
+        parts = [self.cache_key, self.missing, self.watched, self.inventory.to_json()]
         return jsontext.dumps(parts).encode()
 
     def read_from(self, status: os.stat_result) -> None:
@@ -293,7 +294,7 @@ class LoadedInventory:
         """Tell whether nothing that it depends on has changed."""
         found = self.inventory
         return (
-            self.around == fingerprint.surroundings(config, self._vendor)
+            self.cache_key == fingerprint.of(config, self._vendor)
             and fingerprint.same_nodes(found.root, found.nodes, self._vendor.crowded)
             and (self._folders_stayed() or not fingerprint.missing(found.root, self._files()))
             and fingerprint.missing(found.root, self.missing) == self.missing
@@ -358,9 +359,9 @@ def _load(
         return None
     text, status = whole
     try:
-        around, missing, watched, inventory = jsontext.loads(text)
+        cache_key, missing, watched, inventory = jsontext.loads(text)
         made = vendor.inventory.from_json(inventory)
-        found = LoadedInventory(vendor, made, around, missing, watched)
+        found = LoadedInventory(vendor, made, cache_key, missing, watched)
     except (ValueError, KeyError, TypeError):
         return None
     found.read_from(status)

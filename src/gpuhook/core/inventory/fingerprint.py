@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         def discover(self, config: Config) -> Inventory:
             """Discover the devices; DriverError if there is no driver."""
 
-        def surroundings(self, config: Config) -> list[Any]:
+        def cache_key(self, config: Config) -> list[Any]:
             """Return JSON values; an inventory is stale once they change."""
 
         def withheld(self, config: Config) -> list[str]:
@@ -68,7 +68,7 @@ def settings_of(config: "Config", vendor: "InventorySource") -> "list[Any]":
     return [list(value) if isinstance(value, tuple) else value for value in values]
 
 
-def surroundings(config: "Config", vendor: "InventorySource") -> "list[Any]":
+def of(config: "Config", vendor: "InventorySource") -> "list[Any]":
     """Return an inventory's fingerprint as JSON values: if any changes, the inventory may too."""
     return [
         __version__,
@@ -76,7 +76,7 @@ def surroundings(config: "Config", vendor: "InventorySource") -> "list[Any]":
         status(os.path.dirname(vendor.names.__file__)),
         settings_of(config, vendor),
         text(BOOT_ID),
-        *vendor.surroundings(config),
+        *vendor.cache_key(config),
     ]
 
 

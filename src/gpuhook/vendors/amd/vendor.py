@@ -29,10 +29,10 @@ class Amd(Vendor):
     names = names
     in_dmem = True
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return (MODULE,)
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         return [
             text(f"{root}{TOPOLOGY}/generation_id"),

@@ -39,10 +39,10 @@ class Ascend(Vendor):
     inventory = AscendInventory
     hook_modules = ("gpuhook.vendors.ascend.edits",)
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return (PCI_DRIVER, CLASS, MANAGER)
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         lists = fingerprint.names(root + LISTS)
         # After the driver was loaded again, the same names may mean other devices.

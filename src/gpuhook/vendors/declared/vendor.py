@@ -43,10 +43,10 @@ class DeclaredVendor(Vendor):
 
         return discover.discover(self.root(config), self.names, config.file)
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return self._proofs() or ("/dev",)
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         table = self.table
         values = {

@@ -50,10 +50,10 @@ class Gaudi(Vendor):
     names = names
     inventory = GaudiInventory
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return (DRIVER,)
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + DRIVER
         found = []
         for address in fingerprint.names(folder):

@@ -23,10 +23,10 @@ class IntelGpu(Vendor):
     names = names
     in_dmem = True
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return _PCI_DRIVERS
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         folders = [root + folder for folder in _PCI_DRIVERS]
         listed = [f"{folder}/{name}" for folder in folders for name in fingerprint.names(folder)]

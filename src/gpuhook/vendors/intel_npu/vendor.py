@@ -19,10 +19,10 @@ class IntelNpu(Vendor):
 
     names = names
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return (_PCI_DRIVER,)
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         bound = [name for name in fingerprint.names(root + _PCI_DRIVER) if ":" in name]
         return [

@@ -62,10 +62,10 @@ class Neuron(Vendor):
     inventory = NeuronInventory
     only_neighbours = True
 
-    def traces(self) -> "Sequence[str]":
+    def driver_markers(self) -> "Sequence[str]":
         return (CLASS,)
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         folder = self.root(config).rstrip("/") + CLASS
         # After the driver was loaded again, a number may mean another device.
         return [

@@ -63,7 +63,7 @@ class Nvidia(Vendor):
     def signs(self) -> "Sequence[str]":
         return ("/dev/nvidiactl", _PROC, f"/dev/{_WSL_NODE}", "/dev/nvgpu")
 
-    def surroundings(self, config: "Config") -> "list[Any]":
+    def cache_key(self, config: "Config") -> "list[Any]":
         root = self.root(config).rstrip("/")
         nodes = listed(f"{root}/dev")
         lists = f"{root}{config.csv_mount_spec_path}"

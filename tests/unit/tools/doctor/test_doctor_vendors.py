@@ -232,7 +232,7 @@ def test_discovery_that_may_hang_runs_in_a_child_process(
     tree: Tree, monkeypatch: pytest.MonkeyPatch, vendor: str
 ) -> None:
     names = BUILT_IN[vendor]
-    [trace, *_] = contract.load(names).traces()
+    [trace, *_] = contract.load(names).driver_markers()
     tree.write(f"{trace}/uevent")
     asked: list[str] = []  # in this process
 
