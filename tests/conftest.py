@@ -30,9 +30,10 @@ os.environ["GPUHOOK_COMPILED"] = str(compiled)
 
 
 def _to_another(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """Have a function that sends signals know no process of a number like 0.
+    """Wrap a function that sends signals, so that it rejects process ids of 0 and below.
 
-    To kill(2) that is our own group, so a test that has lost a process would end all of them.
+    For kill(2), process id 0 means the caller's own process group. A test that has lost a
+    process would so kill all tests.
     """
 
     def checked(pid: int, number: int) -> None:
@@ -47,9 +48,10 @@ os.kill, os.killpg = _to_another(os.kill), _to_another(os.killpg)
 
 
 def _free_no_garbage() -> None:
-    """Let forked children free nothing that is garbage of gRPC's here.
+    """Keep forked children from freeing this process' garbage of gRPC.
 
-    That would wait for threads, which a fork lacks. Others' functions run before ours in a child.
+    Freeing it waits for threads, which a forked child lacks. Fork handlers of other modules
+    run before ours in a child, so garbage collection is disabled before the fork.
     """
     was_enabled = True
 
@@ -73,7 +75,10 @@ _free_no_garbage()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the unit tests that wait first: at the end the other workers have nothing else to do."""
+    """Sort the tests: unit tests last, and among these, the tests that wait first.
+
+    If the waiting tests ran at the end, the other workers would have nothing else to do.
+    """
     waiting = ("tests/unit/test_results.py", "tests/unit/vendors/")
 
     def turn(item: pytest.Item) -> tuple[bool, bool]:
@@ -83,12 +88,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection() -> None:
-    """Look for no garbage while thousands of tests are collected, which are none."""
+    """Disable garbage collection while pytest collects tests.
+
+    Collection creates thousands of tests, and none of them is garbage.
+    """
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage seldom, and never among the tests."""
+    """Collect garbage seldom from now on, and never among the collected tests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
@@ -97,7 +105,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CI=true a skipped test is a failed one."""
+    """Report a skipped test as failed if the environment has CI=true."""
     report = yield
     if CI and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
@@ -107,7 +115,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(autouse=True)
 def signal_handlers() -> Iterator[None]:
-    """Restore signal handlers: services that run in the test's own process install theirs."""
+    """Yield, and then restore the signal handlers that the test has changed.
+
+    Services that run in the test's own process install their own handlers.
+    """
     before = {number: signal.getsignal(number) for number in HANDLED}
     yield
     for number, handler in before.items():

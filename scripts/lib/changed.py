@@ -2,9 +2,9 @@
 
 usage: changed.py [COMMIT]
 
-A change is what differs from COMMIT, by default from the upstream branch, files that git doesn't
-track yet included. A unit test belongs to a module that it imports. Integration tests start
-programs and import nothing, so of those only the changed ones are printed.
+A change is the difference from COMMIT, by default from the upstream branch, including files
+that git doesn't track yet. A unit test belongs to a module that it imports. Integration tests
+start programs and import nothing, so only changed integration tests are printed.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 usage: python3 scripts/lib/chart.py        (writes docs/images/cost.svg)
 
-That page is the only place where the figures are written down; tests/unit/test_documents.py fails
-while the drawing shows others.
+That page is the only place where the figures are written down; tests/unit/test_documents.py
+fails if the chart shows others.
 """
 
 import re
@@ -43,7 +43,7 @@ _STYLE = """\
 def figures(page: str) -> dict[str, tuple[float, float]]:
     """Return the rows of the page's table: name -> (median, added), both in milliseconds.
 
-    ValueError where a row that is drawn isn't there.
+    ValueError if a row that is drawn is missing.
     """
     found = {name: (float(median), float(added)) for name, median, added in _ROW.findall(page)}
     missing = [name for name in (PLAIN, *ROWS) if name not in found]
@@ -57,7 +57,7 @@ def _bar(kind: str, x: float, y: int, width: float) -> str:
 
 
 def drawn(page: str) -> str:
-    """Return the drawing, as SVG: for each row what plain runc takes, and what gpuhook adds."""
+    """Return the chart as SVG: for each row the time of plain runc, and gpuhook's addition."""
     found = figures(page)
     plain = found[PLAIN][0]
     width = plain * SCALE

@@ -1,9 +1,10 @@
-"""What mkdocs is told beside mkdocs.yml, by its events.
+"""Additions to mkdocs.yml, made in mkdocs' events.
 
 The site has four kinds of pages: those of docs/, those that ``reference`` makes from the code,
-three of the repository's root (ROOT), where people look for them, and README's comparison. What
-mkdocs itself doesn't see is a warning here, which ends a strict build: Markdown that was not
-understood, an image that is not there, and a page that would load anything from another host.
+three of the repository's root (ROOT), and README's comparison. The three are in the root
+because people look for them there. Problems that mkdocs itself doesn't detect cause a warning
+here, which fails a strict build. They are Markdown that isn't understood, a missing image, and
+a page that would load anything from another host.
 """
 
 import logging
@@ -39,7 +40,7 @@ _CSS_ELSEWHERE = re.compile(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that don't lie in docs/."""
+    """Add the pages that aren't in docs/."""
     repository = Path(config.config_file_path).parent
     for name in ROOT:
         text = (repository / name).read_text("utf-8")
@@ -74,16 +75,17 @@ def comparison(readme: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Return a page's text, its links to the repository's root as links of the site."""
+    """Return a page's text, in which links to the repository's root are links of the site."""
     for number in badly_indented(markdown):
         LOG.warning("%s, line %d: in a list this takes four spaces", page.file.src_uri, number)
     return _TO_ROOT.sub(r"](\1\2", _TO_COMPARISON.sub(rf"](\1{COMPARISON}", markdown))
 
 
 def badly_indented(markdown: str) -> list[int]:
-    """Return the numbers of lines that were meant to be in a list, and would end it here.
+    """Return the numbers of badly indented lines, which would end their list on the site.
 
-    GitHub takes a paragraph or a block in a list with three spaces, Python's Markdown with four.
+    A paragraph or a block in a list needs three spaces on GitHub, and four in Python's
+    Markdown.
     """
     found = []
     fence, before = "", ""
@@ -98,21 +100,21 @@ def badly_indented(markdown: str) -> list[int]:
 
 
 def on_page_content(html: str, page: Page, **_: object) -> str:
-    """Return the page with links from its pictures; warn of what Markdown didn't understand."""
+    """Return the page with links around its pictures; warn about Markdown that isn't understood."""
     if _NOT_UNDERSTOOD.search(_BLOCKS.sub("", html)):
         LOG.warning("%s: a table or a fenced block was not understood", page.file.src_uri)
     return _PICTURE.sub(_linked, html)
 
 
 def _linked(picture: re.Match[str]) -> str:
-    """Return a picture in a link to its file, which a browser shows as large as one wants."""
+    """Return a picture in a link to its file, which a browser can show in any size."""
     source = picture[2]
     kind = ' class="terminal"' if Path(source).stem in TERMINALS else ""
     return f'<a{kind} href="{source}">{picture[1]}</a>'
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Warn of what a page would load from another host."""
+    """Warn about everything that a page would load from another host."""
     site = Path(config.site_dir)
     for path in sorted(site.rglob("*.html")):
         found = Loaded()
@@ -126,14 +128,14 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 class Loaded(HTMLParser):
-    """Collects the addresses of what a browser loads by itself to show a page."""
+    """Collector of the addresses that a browser loads by itself to show a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the tag loads; a link of the kind canonical or next loads nothing."""
+        """Record the address that the tag loads; links like canonical or next load nothing."""
         words = dict(attrs)
         if tag == "link" and words.get("rel") in {"canonical", "prev", "next"}:
             return

@@ -3,9 +3,10 @@
 
 usage: oci_archive.py ROOT NAME:TAG ARCHITECTURE PROGRAM OUTPUT
 
-The same files give the same archive, byte for byte: names are in order, owners are root and times
-are SOURCE_DATE_EPOCH. PROGRAM is what a container runs that is given no other. Source: the image
-specification of the Open Container Initiative, image-layout.md, manifest.md and config.md.
+The same files give the same archive, byte for byte: names are in order, owners are root and
+times are SOURCE_DATE_EPOCH. A container runs PROGRAM if no other program is requested. Source:
+the image specification of the Open Container Initiative, image-layout.md, manifest.md and
+config.md.
 """
 
 import datetime as dt

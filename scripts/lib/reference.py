@@ -1,8 +1,8 @@
-"""The pages of the documentation that are made from the code, so that they can't fall behind it.
+"""Pages of the documentation that are made from the code, so that they are always up to date.
 
-Each function returns a whole page in Markdown: ``commands`` of the command line's own help,
-``settings`` of the commented config.toml, ``series`` of what the exporter of metrics gives, and
-``errors`` of the classes in gpuhook.base.errors. Nothing of it looks at the machine.
+Each function returns a whole page in Markdown. ``commands`` uses the command line's own help,
+and ``settings`` the commented config.toml. ``series`` uses the output of the metrics exporter,
+and ``errors`` the classes in gpuhook.base.errors. No function examines the host.
 """
 
 import html
@@ -27,7 +27,7 @@ _SPECIAL = re.compile(r"([\\*_\[\]|])")
 
 
 def escaped(text: str) -> str:
-    """Return running text in which nothing is taken for Markdown but code in backticks."""
+    """Return running text with Markdown's characters escaped, except in code between backticks."""
     parts = _CODE.split(" ".join(text.split()))
     plain = [_SPECIAL.sub(r"\\\1", html.escape(part, quote=False)) for part in parts[::2]]
     marked = ["`" + part.strip("`") + "`" for part in parts[1::2]]
@@ -35,7 +35,7 @@ def escaped(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a word as code, also one with a bar in it that is to stand in a table."""
+    """Return a word as code; a bar in it doesn't end a table's cell."""
     return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
 
 
@@ -85,7 +85,7 @@ def _command(command: click.Command, name: str, parent: click.Context, mark: str
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Yield a help text's paragraphs; what follows a backspace stays as it is."""
+    """Yield a help text's paragraphs; text after a backspace character is unchanged."""
     for paragraph in text.partition("\f")[0].split("\n\n"):
         first, _, rest = paragraph.strip("\n").partition("\n")
         if first.strip() == "\b":
@@ -102,7 +102,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[tuple[s
 
 
 def _examples(examples: dict[str, str]) -> Iterator[str]:
-    """Yield a block of command lines, each below what it does."""
+    """Yield a block of command lines, each below a comment with its purpose."""
     if examples:
         yield from ("```sh", *(f"# {what}\n{line}" for line, what in examples.items()), "```", "")
 
@@ -152,7 +152,7 @@ def _setting(key: str, default: str, comments: list[str]) -> Iterator[str]:
 
 
 def _comment(lines: list[str]) -> Iterator[str]:
-    """Yield a comment's text; what is indented in it stays as it is."""
+    """Yield a comment's text; indented lines in it are unchanged."""
     running: list[str] = []
     kept: list[str] = []
     for line in [*lines, ""]:
@@ -174,7 +174,7 @@ def _comment(lines: list[str]) -> Iterator[str]:
 
 
 def series() -> str:
-    """Return the page of all series that ``gpuhook metrics`` can give."""
+    """Return the page of all series that ``gpuhook metrics`` can report."""
     return "\n".join(_series())
 
 
@@ -207,7 +207,7 @@ def _families(options: SeriesOptions) -> dict[str, tuple[str, ...]]:
 
 
 def _read(options: SeriesOptions, readings: dict[str, float]) -> list[Metric]:
-    """Return the families of an invented snapshot."""
+    """Return the metric families of an invented snapshot."""
     device = Accelerator(
         "nvidia", "GPU-0", "0", minor=0, bus_id="0000:1b:00.0", model="H100",
         mig_profile="1g.10gb", gpu_instance=1, memory_total_bytes=2, memory_used_bytes=1,

@@ -3,8 +3,8 @@
 usage: python3 scripts/lib/render_manifests.py        (writes gpuhook.yaml in each of them, and the
                                                        chart's copy of Prometheus' rules)
 
-The chart is the only source; tests/integration/test_helm.py fails while a file differs from what
-this writes.
+The chart is the only source; tests/integration/test_helm.py fails if a file differs from the
+output of this script.
 """
 
 import subprocess

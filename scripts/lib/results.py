@@ -1,13 +1,16 @@
 """Recorded test results, and the tables of docs/support.md and of the page with all results.
 
-A run of the tests writes such a file (tests/lib/recording.py, ``--results``); scripts/record
-brings it into tests/recorded/ and writes the tables again. A file whose name begins with every-
-change is of what continuous integration runs at every change; any other is of a run by hand. A
-file is an object of JSON: ``date``, the version of ``gpuhook``, ``selection`` (which tests),
-``host`` (distribution, kernel, architecture, python, cgroups, init, security, as words), ``parts``
-(counts for each folder of tests) and ``programs``, a list of objects with ``program``,
-``version``, ``of`` (the distribution), ``cgroups`` and ``kind`` of tests, and their counts. Counts
-are ``passed``, ``failed`` and ``skipped``. What wasn't noted at the time is left out.
+A test run writes a file of results (tests/lib/recording.py, ``--results``). scripts/record
+copies it to tests/recorded/ and writes the tables again. A file whose name begins with
+every-change has the results of the tests that continuous integration runs at every change. Any
+other file is of a run by hand.
+
+A file is a JSON object: ``date``, the version of ``gpuhook``, ``selection`` (the selected
+tests), ``host``, ``parts`` (counts for each folder of tests) and ``programs``. ``host`` has
+distribution, kernel, architecture, python, cgroups, init and security, as words. ``programs``
+is a list of objects with ``program``, ``version``, ``of`` (the distribution), ``cgroups``,
+``kind`` of tests, and their counts. Counts are ``passed``, ``failed`` and ``skipped``. Facts
+that weren't recorded at the time are left out.
 """
 
 import json
@@ -41,11 +44,11 @@ Counts = Mapping[str, int]
 
 
 class BadResultsError(Exception):
-    """A file that can't be taken, or a page that has no place for its tables."""
+    """A file of results that is refused, or a page that has no place for its tables."""
 
 
 def write(path: Path, result: Result) -> None:
-    """Write a file of results, a program a line, so that two of them can be compared."""
+    """Write a file of results, one program a line, so that two files can be compared."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = [f"{json.dumps(key)}: {_lines(value)}" for key, value in result.items()]
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -60,7 +63,7 @@ def _lines(value: object) -> str:
 
 
 def read(path: Path) -> Result:
-    """Return what a file says; BadResultsError if it isn't one of ours."""
+    """Return the content of a file of results; BadResultsError if it isn't such a file."""
     try:
         result = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -78,7 +81,7 @@ def read_all(folder: Path = FOLDER) -> dict[str, Result]:
 
 
 def is_of_every_change(name: str) -> bool:
-    """Tell whether a file of that name is of what every change goes through."""
+    """Return whether a file of that name has the results of tests that run at every change."""
     return name.startswith(EVERY_CHANGE)
 
 
@@ -139,7 +142,7 @@ def _order(key: tuple[str, ...]) -> tuple[int, str, list[int]]:
 
 
 def _kinds(rows: list[Result]) -> str:
-    """Return how the tests of a program ended, those of each kind by themselves, added up."""
+    """Return the outcomes of a program's tests as text, added up for each kind of test."""
     kinds: dict[str, Counter[str]] = {}
     for row in rows:
         counts = {name: row[name] for name in OUTCOMES if name in row}
@@ -152,7 +155,7 @@ def _kinds(rows: list[Result]) -> str:
 
 
 def _counts(counts: Counts, passed: str = " passed") -> str:
-    """Return how tests ended; what isn't a pass is never counted as one."""
+    """Return counts of outcomes as text; only a pass counts as passed."""
     if not counts:
         return NOT_COUNTED
     said = [f"{counts['passed']}{passed}"] if counts["passed"] else []
@@ -173,7 +176,7 @@ def _runs(every: Mapping[str, Result]) -> Iterator[str]:
 
 
 def _short(selection: str) -> str:
-    """Return which tests those were; a long list is in the file alone."""
+    """Return the selected tests as text; only the file has a long list."""
     words = selection.split(" ")
     return selection if len(words) <= _FEW else f"{len(words)} parts, listed in the file"
 
@@ -190,12 +193,15 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def with_versions(page: str, every: Mapping[str, Result]) -> str:
-    """Return the text of the page for users with its table as it is made now."""
+    """Return the text of the users' page with its table updated."""
     return _between(page, BEGIN, versions(every))
 
 
 def with_tables(page: str, every: Mapping[str, Result], others: Iterable[suites.Suite]) -> str:
-    """Return the text of the page of details with its tables, ``others`` of other projects."""
+    """Return the text of the details page with updated tables.
+
+    ``others`` are the test suites of other projects.
+    """
     page = _between(page, BEGIN, tables(every))
     return _between(page, SUITES_BEGIN, suites.table(others))
 
@@ -212,7 +218,7 @@ def _between(page: str, first: str, text: str) -> str:
 
 
 def take(path: Path, folder: Path = FOLDER) -> None:
-    """Put a copy of a file of results into a folder; BadResultsError if it claims too much."""
+    """Copy a file of results into a folder; BadResultsError if it claims too much."""
     result = read(path)
     words = result["selection"].split(" ")
     if is_of_every_change(path.stem) and not all((REPOSITORY / word).is_dir() for word in words):
@@ -224,10 +230,10 @@ def take(path: Path, folder: Path = FOLDER) -> None:
 
 
 def missing(claimed: Result, found: Result) -> list[str]:
-    """Return what the page says of every change and a run has not passed.
+    """Return the claims of the page for every change that a run hasn't passed.
 
     Versions are compared by their first two numbers, which a distribution doesn't raise by
-    itself; those of sid not at all.
+    itself. Versions of sid aren't compared.
     """
     had = {key for row in found["programs"] if row["passed"] for key in _claims(row)}
     rows = [row for row in claimed["programs"] if not row["of"].endswith(_ROLLING)]
@@ -236,13 +242,13 @@ def missing(claimed: Result, found: Result) -> list[str]:
 
 
 def _claims(row: Result) -> list[tuple[str, ...]]:
-    """Return what a row says: that a program was tested, and with which kind of tests."""
+    """Return a row's claims: that a program was tested, and with which kind of tests."""
     first = (row["program"], ".".join(row["version"].split(".")[:2]), "of", row["of"])
     return [first, (*first, f"({row['kind']})")] if "kind" in row else [first]
 
 
 def complaint(claimed: Path, found: Result) -> str:
-    """Return what to say if a run lacks what a file says of every change; empty if nothing is."""
+    """Return a message about the claimed tests that a run lacks; empty if it lacks none."""
     lacking = missing(read(claimed), found)
     if not lacking:
         return ""
@@ -253,7 +259,7 @@ def complaint(claimed: Path, found: Result) -> str:
 
 
 def main(words: list[str]) -> None:
-    """Take the files named, and write the pages' tables."""
+    """Copy the named files of results, and write the pages' tables again."""
     try:
         for word in words:
             take(Path(word))

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Print the bill of materials of a release: which libraries of others its files contain.
+"""Print the bill of materials of a release: the third-party libraries in its files.
 
 usage: sbom.py VERSION FILE...
 
-It is a CycloneDX document in JSON, the same for the same files. Sdists and the additions to gpuhook
-contain nothing of others. Everything else contains the launcher, into which
-ziglang has linked the C library musl; it and pynvml, which is in the packages, are those of the
-environment that this script runs in. In the image are a Python with its libraries, whose Debian
-packages are listed in it, and the wheels that pip has put there. Source: the CycloneDX
-specification 1.6 and the package URL specification.
+The output is a CycloneDX document in JSON, the same for the same files. Sdists and the
+additions to gpuhook contain no third-party libraries. Every other file contains the launcher,
+into which ziglang has linked the C library musl. The packages also contain pynvml. Both
+ziglang and pynvml are those of the environment that this script runs in. An image contains a
+Python with its libraries, whose Debian packages are listed in it, and the wheels that pip has
+installed. Source: the CycloneDX specification 1.6 and the package URL specification.
 """
 
 import datetime as dt
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def file_component(path: str) -> dict[str, Any]:
-    """Return the entry of one file of the release, with what it contains."""
+    """Return the entry of one release file, with the libraries that it contains."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     is_image = path.endswith(".tar")
@@ -81,12 +81,12 @@ def file_component(path: str) -> dict[str, Any]:
 
 
 def is_gpuhooks(path: str) -> bool:
-    """Tell whether a file is gpuhook's, and not one of its additions'."""
+    """Return whether a file belongs to gpuhook itself and not to one of its additions."""
     return re.match(r"gpuhook[-_]\d", os.path.basename(path)) is not None
 
 
 def of_environment(name: str) -> dict[str, Any]:
-    """Return the entry of a library that is installed here."""
+    """Return the entry of a library that is installed in this environment."""
     return library(cast("email.message.Message", metadata.metadata(name)))
 
 
@@ -111,7 +111,7 @@ def debian_package(line: str) -> dict[str, Any]:
 
 
 def in_image(path: str) -> Iterator[dict[str, Any]]:
-    """Yield what an image contains, as its files say; ``path`` is an OCI archive."""
+    """Yield the libraries that an image's files list; ``path`` is an OCI archive."""
     with tarfile.open(path) as archive:
         [described] = _json(archive, "index.json")["manifests"]
         [layer] = _json(archive, _blob(described))["layers"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw what a gpuhook command prints on a terminal as SVG; and fill in a bundle's config.json.
+"""Draw a gpuhook command's terminal output as SVG, or fill in a bundle's config.json.
 
 usage: screenshot.py --output FILE.svg COMMAND...
        screenshot.py --bundle CGROUP DEVICES [POD NAMESPACE CONTAINER]
@@ -36,7 +36,7 @@ SAME = (
 
 
 def draw(output: Path, words: list[str]) -> None:
-    """Write a picture of a terminal in which a command was called."""
+    """Write a picture of a terminal that shows a command and its output."""
     text = printed([PROGRAM, *words]).replace("\r\n", "\n")
     for pattern, instead in SAME:
         text = pattern.sub(instead, text)
@@ -70,7 +70,7 @@ def printed(argv: list[str]) -> str:
 
 
 def fill(cgroup: str, devices: str, names: list[str]) -> None:
-    """Have the container of config.json here sleep, in a cgroup, with devices and names."""
+    """Make the container of ./config.json sleep, in a cgroup, with devices and names."""
     path = Path("config.json")
     spec = json.loads(path.read_text())
     spec["process"].update(terminal=False, args=["busybox", "sleep", "1000"])
@@ -86,7 +86,7 @@ def fill(cgroup: str, devices: str, names: list[str]) -> None:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the action that the command line requests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
     parser.add_argument("--bundle")

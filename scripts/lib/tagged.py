@@ -1,12 +1,12 @@
 """Find and replace the statements of the sources that a comment names as protections.
 
-A test that fails without one has a marker, ``pytest.mark.protects(TAG, SENTENCE)``. Its ``instead``
-is what the statement becomes, ``also`` a second line of defence with its tag and what it becomes,
-and ``only`` selects parameters of the test, as pytest's -k does.
+A test that fails without a protection has a marker, ``pytest.mark.protects(TAG, SENTENCE)``.
+Its ``instead`` is the replacement of the statement. ``also`` is a second line of defence, with
+its tag and its replacement. ``only`` selects parameters of the test, as pytest's -k does.
 
-``# protects: NAME`` stands at the end of a line of the statement, or in a line before it; in C, //
-stands there for #. As the name finds it, its code may be written otherwise. In a shell script a
-statement is a line, with what it goes on in; in C it is a line.
+``# protects: NAME`` stands at the end of a line of the statement, or in a line before it; in
+C, // replaces #. The name finds the statement, so its code may change. In a shell script a
+statement is a line with its continuation lines; in C it is one line.
 """
 
 import ast
@@ -24,7 +24,7 @@ _TAG = re.compile(r"^(.*?)[ ]*(?:#|//) protects: ([a-z0-9-]+)$", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """One marker: what is protected, the statement's tag, and pytest's arguments for its tests."""
+    """One marker: the protection, the statement's tag, and pytest's arguments for its tests."""
 
     name: str
     tag: str
@@ -34,7 +34,7 @@ class Protection:
 
 
 def protections(repository: Path) -> list[Protection]:
-    """Return what the markers say; the tests of one protection are together."""
+    """Return the protections that the markers describe, each with all its tests."""
     found: dict[Protection, list[str]] = {}
     for path in sorted((repository / "tests").rglob("test_*.py")):
         if "mark.protects(" in (text := path.read_text()):
@@ -48,7 +48,7 @@ def protections(repository: Path) -> list[Protection]:
 
 
 def _markers(tree: ast.Module | ast.ClassDef, within: str = "") -> Iterator[tuple[str, ast.Call]]:
-    """Yield tests of a module or class, by their names for pytest, and their markers."""
+    """Yield the marked tests of a module or class, by their names for pytest, and their markers."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield from _markers(node, f"{node.name}::")
@@ -59,7 +59,7 @@ def _markers(tree: ast.Module | ast.ClassDef, within: str = "") -> Iterator[tupl
 
 
 def find(repository: Path) -> dict[str, list[str]]:
-    """Return for each name the files that have it, relative to the repository."""
+    """Return the files that contain each name, relative to the repository."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS],
         cwd=repository,
@@ -80,11 +80,12 @@ def find(repository: Path) -> dict[str, list[str]]:
 def replace(text: str, name: str, instead: str, suffix: str) -> str:
     """Return the text of a file in which each statement of that name is replaced.
 
-    ``suffix`` of the file's name says what it is: ".py", ".c", or else a shell script.
+    ``suffix`` of the file's name determines the language: ".py", ".c", or else a shell script.
 
-    ``instead`` is what stands there then; of an ``if``, a loop or an ``except`` it is the part up
-    to the colon, and STATEMENT in it is what stood there. Where it is empty, nothing is done there,
-    and a condition never holds. ``ValueError`` says that there is none, or nothing to make of it.
+    ``instead`` is the new statement. For an ``if``, a loop or an ``except`` it is the part up
+    to the colon, and STATEMENT in it stands for the old part. If it is empty, the new
+    statement does nothing, and a condition never holds. ``ValueError`` means that the
+    statement is missing or can't be replaced.
     """
     lines = text.splitlines()
     while (number := _index(lines, name)) is not None:
@@ -104,13 +105,13 @@ def replace(text: str, name: str, instead: str, suffix: str) -> str:
 
 
 def _index(lines: list[str], name: str) -> int | None:
-    """Return the number of the first line with that name; the first is 0."""
+    """Return the index of the first line with that name, counted from 0."""
     matches = (match and match[2] == name for match in map(_TAG.match, lines))
     return next((number for number, match in enumerate(matches) if match), None)
 
 
 def _python(lines: list[str], number: int) -> tuple[int, int, str]:
-    """Return the first and last line of the innermost statement of a line, and what undoes it."""
+    """Return first and last line of a line's innermost statement, and its default replacement."""
     while not lines[number].strip() or lines[number].lstrip().startswith("#"):
         number += 1
     best: tuple[int, int, ast.stmt | ast.ExceptHandler] | None = None
@@ -130,7 +131,7 @@ def _python(lines: list[str], number: int) -> tuple[int, int, str]:
 
 
 def _around(tree: ast.AST, line: int) -> Iterator[ast.stmt | ast.ExceptHandler]:
-    """Yield the statements that a line is in, without a look into any other."""
+    """Yield the statements that contain a line, the outermost first."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.match_case):
             yield from _around(node, line)
@@ -144,7 +145,7 @@ def _lines_of(node: ast.stmt | ast.ExceptHandler) -> range:
 
 
 def _shell(lines: list[str], number: int) -> tuple[int, int, str]:
-    """Do the same for a line of a shell script."""
+    """Return the first and last line of a shell statement, and its default replacement."""
     last = number
     while lines[last].endswith("\\"):
         last += 1
@@ -152,7 +153,7 @@ def _shell(lines: list[str], number: int) -> tuple[int, int, str]:
 
 
 def _c(lines: list[str], number: int) -> tuple[int, int, str]:
-    """Do the same for a line of C."""
+    """Return the first and last line of a C statement, and its default replacement."""
     del lines
     return number, number, "(void)0;"
 

@@ -2,9 +2,9 @@
 
 usage: .venv/bin/python scripts/lib/vendor_files.py
 
-Writes the lists in udev's rule and in the chart's values, and the chart's DeviceClasses; then the
-manifests that Helm renders from the chart. tests/unit/packaging/test_vendor_files.py fails while a
-file differs.
+This script writes the lists in udev's rule and in the chart's values, and the chart's
+DeviceClasses. Then it writes the manifests that Helm renders from the chart.
+tests/unit/packaging/test_vendor_files.py fails if a file differs.
 """
 
 import re
@@ -70,7 +70,7 @@ def _every_slices() -> Iterator[Slices]:
 
 
 def _with_list(text: str, key: str, items: list[str]) -> str:
-    """Return a YAML text with the items of a list at its top replaced."""
+    """Return a YAML text in which the items of a top-level list are replaced."""
     lines = "".join(f"  - {item}\n" for item in items)
     made, count = re.subn(rf"(?m)(?<=^{key}:\n)(?:  - .*\n)+", lambda _: lines, text)
     if count != 1:

@@ -41,7 +41,7 @@ ENGINES = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder; leave them out where they can't run."""
+    """Mark every test of this folder as an integration test, and skip it without root rights."""
     ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     for item in ours:
         item.add_marker(pytest.mark.integration)
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Let a vendor's contract have a test for each of its refusals."""
+    """Generate a test for each refusal in a vendor's contract."""
     if "refused" in metafunc.fixturenames:
         metafunc.parametrize("refused", metafunc.cls.case.refused)
 
@@ -67,7 +67,10 @@ def installation() -> Installation:
 
 @pytest.fixture(scope="session")
 def workspace(request: pytest.FixtureRequest, installation: Installation) -> Iterator[Path]:
-    """A folder that vanishes with the session, in a mount namespace that does so too."""
+    """A temporary folder for the session, in the session's own mount namespace.
+
+    The folder and the mount namespace disappear at the end of the session.
+    """
     # What is downloaded must be here by now: name resolution needs the host's /run and /etc.
     used = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     if "driver_files" in used:
@@ -96,7 +99,10 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
 
 @pytest.fixture
 def reachable(workspace: Path, installation: Installation) -> Iterator[Path]:
-    """The installation where no other user can change it, whatever folder it is in."""
+    """The bin folder of the installation, at a path that no other user can change.
+
+    The installation itself may be in any folder, so it is mounted at this path.
+    """
     place = workspace / "reachable"
     place.mkdir()
     run(["mount", "--bind", installation.bin.parent, place]).ok()
@@ -119,7 +125,7 @@ def driver_files(workspace: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def beside_driver_files(driver_files: Path) -> Iterator[Path]:
-    """A folder for what is made of hard links to them."""
+    """A folder for files that are hard links to the real driver files."""
     with tempfile.TemporaryDirectory(prefix="driver-", dir=driver_files.parent) as folder:
         yield Path(folder)
 
@@ -156,19 +162,19 @@ def engine_roots(workspace: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def apptainer_root(workspace: Path) -> Path:
-    """The root of a Debian with Apptainer; it is shared, so change nothing."""
+    """The root of a Debian release with Apptainer; it is shared, so change nothing."""
     return other_releases.fetch_apptainer()
 
 
 @pytest.fixture(scope="session")
 def charliecloud_root(workspace: Path) -> Path:
-    """The root of a Debian with Charliecloud; it is shared, so change nothing."""
+    """The root of a Debian release with Charliecloud; it is shared, so change nothing."""
     return other_releases.fetch_charliecloud()
 
 
 @pytest.fixture(scope="session")
 def gvisor_root(workspace: Path) -> Path:
-    """The root of a Debian with gVisor's runsc; it is shared, so change nothing."""
+    """The root of a Debian release with gVisor's runsc; it is shared, so change nothing."""
     return other_releases.fetch_gvisor()
 
 
@@ -225,7 +231,7 @@ def place(
     configs: dict[str, Path],
     tmp_path: Path,
 ) -> Iterator[Place]:
-    """A configuration, and containers that get GPUs with it in each way."""
+    """A configuration, and containers that get GPUs with it in any of several ways."""
     runtime, entered = low_level
     config = write_config(tmp_path / "etc", driver.root, [runtime])
     with ExitStack() as stack:
@@ -259,7 +265,7 @@ def bundle(
 
 @pytest.fixture(scope="session")
 def v1(workspace: Path) -> Iterator[Namespace]:
-    """A namespace in which crun runs: on a hybrid host the v2 tree is hidden."""
+    """A namespace in which crun runs; on a hybrid host, the cgroup v2 tree is hidden in it."""
     layout = "v1" if namespaces.host_cgroups() == "hybrid" else "host"
     with namespace(layout) as entered:
         yield entered
@@ -269,7 +275,7 @@ def v1(workspace: Path) -> Iterator[Namespace]:
 def devices(
     request: pytest.FixtureRequest, installation: Installation, workspace: Path
 ) -> Iterator[Devices]:
-    """The machine of a vendor's contract (harness/vendor_contract.py)."""
+    """The simulated devices of a vendor's contract (harness/vendor_contract.py)."""
     with request.cls.case.machine(installation, workspace) as found:
         yield found
 
@@ -278,7 +284,7 @@ def devices(
 def config(
     bundle: Bundle, low_level: tuple[str, Namespace], driver: Driver, devices: Devices
 ) -> Path:
-    """A configuration for that machine, and for containers of the bundle."""
+    """A configuration for the simulated devices, and for containers of the bundle."""
     return devices.configured(write_config(bundle.path / "etc", driver.root, [low_level[0]]))
 
 
@@ -344,7 +350,10 @@ def containerd_crun(
 
 @pytest.fixture(scope="session")
 def podman_config(workspace: Path, configs: dict[str, Path]) -> Path:
-    """The config.toml that is found without GPUHOOK_CONFIG, which podman doesn't pass on."""
+    """The config.toml at the default path.
+
+    podman needs it, because it doesn't pass GPUHOOK_CONFIG on.
+    """
     config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
     config.parent.mkdir(exist_ok=True)  # an installed one's is hidden; podman_node mounts on it
     config.symlink_to(configs[RUNC])
@@ -390,7 +399,7 @@ def podman_hook_crun(
 
 @pytest.fixture(scope="session", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Every engine in turn."""
+    """The engine; each test that uses it runs once with every engine."""
     found: Engine = request.getfixturevalue(request.param)
     return found
 
@@ -403,7 +412,7 @@ def site(
     low_level: tuple[str, Namespace],
     tmp_path: Path,
 ) -> Iterator[Site]:
-    """A configuration of its own, for a prefork server, and containers that use it."""
+    """A configuration with its own prefork server, and containers that use it."""
     made = Site(bundle, installation, driver, low_level[0], tmp_path)
     yield made
     made.clear()
@@ -411,7 +420,7 @@ def site(
 
 @pytest.fixture
 def own(site: Site, workspace: Path, tmp_path: Path) -> Iterator[Site]:
-    """A site with a driver that a test may change."""
+    """A site whose driver the test may change."""
     root = workspace / f"driver-{tmp_path.name}"
     text = site.config.read_text()
     minors = ",".join(map(str, MINORS[:4]))

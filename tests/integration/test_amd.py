@@ -31,7 +31,7 @@ NODES = [
 
 
 def expected(gpus: Devices, *numbers: int | str, opened: str = "ENXIO") -> dict[str, Seen]:
-    """Return what a container sees that has these devices."""
+    """Return what a container with these devices sees."""
     names = [f"/dev/dri/{name}" for number in numbers for name in NODES[int(number)]]
     return gpus.nodes("/dev/kfd", *names, opened=opened)
 
@@ -41,7 +41,7 @@ def dri(*names: str) -> list[str]:
 
 
 class TestAmd(Contract):
-    """Three GPUs behind a management controller's card; the second is in four partitions."""
+    """Three GPUs and a management controller's graphics card; GPU 1 has four partitions."""
 
     case = Case(
         vendor="amd",
@@ -138,7 +138,7 @@ class TestAmd(Contract):
     def test_missing_and_wrong_nodes_are_refused_and_reported_by_doctor(
         self, bundle: Bundle, installation: Installation, config: Path, workspace: Path
     ) -> None:
-        """One that udev hasn't made, and one that is another device's."""
+        """udev hasn't made one of the nodes, and another one is a different device's node."""
         with vendors.devices(installation, workspace / "amd-half", "amd", 3, missing=1) as half:
             text = config.read_text()
             config.write_text(re.sub(r"amd=[^\"]*", f"amd={half.root}", text))
@@ -164,7 +164,7 @@ class TestAmd(Contract):
     def test_a_swarm_resource_variable_selects_gpus_of_both_vendors(
         self, bundle: Bundle, config: Path, devices: Devices, driver: Driver
     ) -> None:
-        """One name for the GPUs of both vendors, told apart by what their ids look like."""
+        """One variable can name GPUs of both vendors, because their ids have different formats."""
         config.write_text(f'swarm-resource = "DOCKER_RESOURCE_GPU"\n{config.read_text()}')
         bundle.environ(f"DOCKER_RESOURCE_GPU=0x84cafeae17e7620,{driver.gpus[5].uuid}")
         bundle.command(*vendors.look(*PATTERNS, driver=driver))
@@ -209,7 +209,7 @@ class TestAmd(Contract):
         word: str,
         held: bool,
     ) -> None:
-        """An id may name a held device; a partition of the same GPU may be another container's."""
+        """An id can name a device in use, so it is refused; a free partition is given."""
         text = config.read_text()
         config.write_text(text.replace("[gpuhook]\n", '[gpuhook]\nexclusive = ["amd.com/gpu"]\n'))
         bundle.environ(f"{ASK}=2")
@@ -229,7 +229,7 @@ class TestAmd(Contract):
     def test_prefork_server_serves_amd_gpus_and_notices_repartitioning(
         self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
-        """And notices that a GPU is partitioned otherwise."""
+        """The server also notices that a GPU's partitions have changed."""
         site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)
         node = devices.root / "sys/class/kfd/kfd/topology/nodes/6"
         away = devices.root / "sys/node-6"
@@ -274,9 +274,9 @@ class TestAmd(Contract):
     def test_in_cdi_mode_a_cdi_spec_sets_groups_and_node_modes(
         self, bundle: Bundle, config: Path, devices: Devices, name: str, numbers: range | list[int]
     ) -> None:
-        """In mode cdi, gpu-py does what a document says: groups and modes of nodes, too.
+        """In mode cdi, gpu-py applies a CDI spec's groups and node modes too.
 
-        By CDI's rules a node is the process' own where the document doesn't say whose it is.
+        By CDI's rules a node belongs to the process' user if the CDI spec names no owner.
         """
         specs = config.parent / "cdi"
         argv: list[str | Path] = [devices.installation.command, "cdi", "generate"]

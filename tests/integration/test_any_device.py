@@ -1,4 +1,4 @@
-"""Containers that ask for any device: which they get, in each mode, at once and again."""
+"""Containers that ask for any device: the choice in each mode, at once and after a restart."""
 
 import json
 import os
@@ -34,7 +34,7 @@ MODES = (*GPU_PY, "alone")
 @pytest.mark.parametrize("mode", MODES)
 @RUNTIMES
 def test_the_least_used_gpu_is_given(place: Place, mode: str) -> None:
-    """In each mode, a container really has the chosen GPU, and only that one."""
+    """In each mode, the container has the chosen GPU and no other."""
     first, second = place.ask("any", mode), place.ask("ANY", mode)
     place.create(first, mode).ok()
     place.create(second, mode).ok()
@@ -52,7 +52,7 @@ def test_the_least_used_gpu_is_given(place: Place, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @RUNTIMES
 def test_sixteen_containers_at_once_share_eight_gpus_evenly(place: Place, mode: str) -> None:
-    """Each of eight GPUs gets two of sixteen containers, and again after half were killed."""
+    """Each GPU gets two containers, and two again after half of the containers were killed."""
     several = [place.ask("any", mode) for _ in range(16)]
     place.create_all(several, mode)
     there = Counter(gpu for made in several for gpu in place.gpus(made))
@@ -67,7 +67,7 @@ def test_sixteen_containers_at_once_share_eight_gpus_evenly(place: Place, mode: 
 @pytest.mark.parametrize("mode", MODES)
 @RUNTIMES
 def test_sixteen_containers_at_once_get_eight_exclusive_gpus(place: Place, mode: str) -> None:
-    """Eight containers get one GPU each, and the others are told who has which."""
+    """Eight containers get one GPU each; each other container's error names the current users."""
     place.configure(EXCLUSIVE)
     several = [place.ask("any", mode) for _ in range(16)]
     won = [
@@ -99,9 +99,10 @@ def test_sixteen_containers_at_once_get_eight_exclusive_gpus(place: Place, mode:
 def test_a_restarted_container_gets_its_own_gpu_if_free(
     place: Place, mode: str, is_new: bool
 ) -> None:
-    """It gets its own GPU while that is free, and else another one, without the first.
+    """The container gets its GPU again if that is free, and otherwise another one.
 
-    Engines write a new config.json for each start. In mode cdi an edited one asks for nothing.
+    Engines write a new config.json for each start. In mode cdi an edited config.json asks for
+    nothing.
     """
     place.configure(EXCLUSIVE)
     first, second = place.ask("any", mode), place.ask("any", mode)
@@ -176,7 +177,7 @@ def test_an_invalid_any_request_is_refused(place: Place, word: str, says: str, m
 
 @ONE
 def test_explain_and_list_show_choices_for_any_without_reserving(place: Place) -> None:
-    """explain shows what a start would get now, and takes nothing."""
+    """explain shows what a container would get if it started now, and reserves nothing."""
     place.configure(EXCLUSIVE)
     first = place.ask("any")
     place.create(first).ok()
@@ -211,7 +212,7 @@ def test_a_prefork_server_chooses_the_least_used_gpus(site: Site) -> None:
 def test_sixteen_containers_at_once_share_gpus_with_a_prefork_server(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workers and Python, whichever starts a container, choose by the same records."""
+    """Workers and ordinary Python processes choose by the same records."""
     past = time.time() - 10
     config = place.mode("hook")
     for path in (config, config.parent):
@@ -374,12 +375,12 @@ def exclusive_engine(
 def test_engine_containers_get_exclusive_gpus_and_keep_them_on_restart(
     exclusive_engine: Engine, exclusive: Path, driver: Driver
 ) -> None:
-    """Sixteen at once get eight GPUs, each its own; a killed one gets its own again, or another."""
+    """Sixteen containers start at once; a killed one gets its GPU again, or another one."""
     engine, state = exclusive_engine, str(exclusive.parent / "state")
     names = [f"any{number}-{os.urandom(4).hex()}" for number in range(16)]
 
     def errors() -> str:
-        """Return the saved errors: crun shows nothing that hooks print."""
+        """Return the saved errors, because crun doesn't show the output of hooks."""
         saved = exclusive.parent / "state/errors.log"
         return saved.read_text() if saved.exists() else ""
 

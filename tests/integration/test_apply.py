@@ -1,4 +1,4 @@
-"""gpuhook apply: a folder that no engine makes a container of gets what the hook would give."""
+"""gpuhook apply: the hook's changes, made to a folder that no engine runs as a container."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_apply_carries_out_the_plan_that_explain_shows(folder: Folder) -> None:
 def test_a_user_in_a_user_namespace_can_apply_to_an_owned_folder(
     folder: Folder, driver: Driver
 ) -> None:
-    """As enroot calls its hooks: root of a user namespace, whose mounts end with it."""
+    """enroot calls its hooks as root of a user namespace, and their mounts vanish with it."""
     work = (
         f'"$0" apply --rootfs {folder.root} --no-undo -e {ASK}=3 && '
         f"chroot {folder.root} nvidia-smi -L"
@@ -147,7 +147,7 @@ CRASHES = {
 def test_undo_restores_the_folder_after_a_crash_between_two_changes(
     folder: Folder, verb: str, call: str, times: int
 ) -> None:
-    """Killed in one of the calls that change something, in the folder or next to it."""
+    """The run is killed in a call that changes something in the folder or next to it."""
     before, mounts = snapshot(folder), folder.everywhere()
     asked = ("-e", f"{ASK}=all")
     if verb == "undo":
@@ -160,7 +160,7 @@ def test_undo_restores_the_folder_after_a_crash_between_two_changes(
 
 
 def test_undo_restores_the_folder_after_a_killed_apply(folder: Folder) -> None:
-    """Killed at whatever moment: after the first mount, the tenth, at the end."""
+    """The run is killed at any moment: after the first mount, the tenth, or at the end."""
     before = snapshot(folder)
     for mounts in (1, 10, 25):
         words = [str(folder.command), "apply", f"--rootfs={folder.root}", "-e", f"{ASK}=all"]
@@ -225,7 +225,7 @@ def test_the_files_are_the_drivers_and_read_only(folder: Folder, driver: Driver)
 def test_devices_of_several_vendors_are_given_in_one_folder(
     folder: Folder, installation: Installation, driver: Driver, workspace: Path
 ) -> None:
-    """NVIDIA's, AMD's and those of a maker that config.toml declares, by variable or CDI name."""
+    """Devices of NVIDIA, AMD and a vendor that config.toml declares, by variable or CDI name."""
     table = declared_vendors.tables()["maker"]
     declares = folder.state.parent / "maker.toml"
     declares.write_text(table)
@@ -283,7 +283,7 @@ def test_a_folder_without_a_request_gets_no_devices(folder: Folder) -> None:
     instead="env = environment(self.environ, self.rootfs) if self.environ else {}",
 )
 def test_an_image_environment_is_ignored_where_the_config_forbids_it(folder: Folder) -> None:
-    """Its own environment doesn't count then; what the caller says does."""
+    """The image's environment is ignored then, but the caller's words count."""
     environ = folder.state.parent / "environ"
     environ.write_text(f"{ASK}=all\n")
     text = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
@@ -329,7 +329,7 @@ def test_an_invalid_request_is_refused_and_changes_nothing(
 def test_apply_is_refused_where_a_memory_limit_applies(
     folder: Folder, way: str, limits: str, env: str
 ) -> None:
-    """Nothing is set by a cgroup there: a limit would be silently absent."""
+    """No cgroup is set there, so a limit would silently have no effect."""
     folder.config.write_text(f"{folder.config.read_text()}[gpuhook.limits]\n{limits}\n")
     before = snapshot(folder)
     asked = ["-e", f"{ASK}=0", *(["-e", env] if env else [])]
@@ -397,7 +397,7 @@ def test_the_hosts_root_is_refused_as_a_folder(folder: Folder) -> None:
 def test_a_folder_whose_files_would_be_made_in_a_volume_is_refused(
     folder: Folder, tmp_path: Path
 ) -> None:
-    """A folder of the host's that is mounted in the folder."""
+    """A folder of the host is mounted in the folder, so files would be made on the host."""
     volume = tmp_path / "volume"
     volume.mkdir()
     folder.namespace.run("mount", "--bind", volume, folder.root / "dev").ok()
@@ -423,7 +423,7 @@ def test_links_out_of_the_folder_are_not_followed(folder: Folder, tmp_path: Path
 def test_obstructing_files_cause_no_traceback_and_leave_no_change(
     folder: Folder, place: str
 ) -> None:
-    """A link in a circle, a file for a folder and a folder for a file: the sentence, or a way."""
+    """Links to themselves and wrong file types in the way cause a plain error, or a workaround."""
     path = folder.root / place
     for kind in ("circle", "other"):
         if path.is_dir() and not path.is_symlink():
@@ -447,7 +447,7 @@ def test_obstructing_files_cause_no_traceback_and_leave_no_change(
 
 
 def test_undo_does_not_follow_links_out_of_the_folder(folder: Folder, tmp_path: Path) -> None:
-    """Its owner puts links where folders were, to what undoing would remove and replace."""
+    """The owner replaces folders by links to files that an undo would remove or replace."""
     folder.call("-e", f"{ASK}=0").ok()
     victim = tmp_path / "victim"
     shutil.copytree(folder.root / "etc", victim / "etc", symlinks=True)
@@ -469,7 +469,7 @@ def test_undo_does_not_follow_links_out_of_the_folder(folder: Folder, tmp_path: 
 def test_a_folder_replaced_by_a_link_meanwhile_is_refused(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """The owner of the folder above replaces the target of an undo by a link."""
+    """The owner of the folder above replaces the folder by a link before the undo."""
     victim, name = tmp_path / "victim", "ours.conf"
     shutil.copytree(folder.root / "etc", victim / "etc", symlinks=True)
     path = str(folder.root)

@@ -1,6 +1,7 @@
-"""gpuhook apply --undo: it changes what apply has made, whatever the folder's owner does meanwhile.
+"""gpuhook apply --undo: only changes that apply made are undone, whatever the folder's owner does.
 
-He has the folder and all in it: he renames and replaces what he likes, but can't mount.
+The owner owns the folder and all its content. The owner can rename and replace everything in
+it, but can't mount.
 """
 
 import base64
@@ -42,7 +43,7 @@ FOLDERS = ["dev", "etc", "usr/bin", "usr/lib"]
 
 @contextmanager
 def volume(folder: Folder, *, kept: bool = False) -> Iterator[Path]:
-    """Give a folder of root's that is mounted on /data in the root folder."""
+    """Yield a folder that root owns and that is mounted on /data in the root folder."""
     place = folder.state.parent / "volume"
     place.mkdir()
     (folder.root / "data").mkdir()
@@ -53,12 +54,12 @@ def volume(folder: Folder, *, kept: bool = False) -> Iterator[Path]:
 
 
 def in_its_place(folder: Folder, name: str) -> None:
-    """Have the owner put a link to the volume in the place of one of his folders."""
+    """Replace a folder by a link to the volume, as its owner."""
     folder.owner(f"mv {name} {name}.away; ln -s /data/{name} {name}").ok()
 
 
 def back_again(folder: Folder, name: str) -> None:
-    """Have the owner undo that."""
+    """Put the owner's folder at its path again, instead of the link."""
     folder.owner(f"rm {name}; mv {name}.away {name}").ok()
 
 
@@ -66,7 +67,7 @@ def back_again(folder: Folder, name: str) -> None:
 @pytest.mark.parametrize("again", ["undo", "apply"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_undoing_a_run_changes_nothing_in_a_volume(folder: Folder, name: str, again: str) -> None:
-    """It has all that was made in the folder, by the same names."""
+    """The volume has files with the same names as the files that were made in the folder."""
     folder.give_away()
     before = snapshot(folder)
     with volume(folder) as there:
@@ -88,7 +89,7 @@ def test_undoing_a_run_changes_nothing_in_a_volume(folder: Folder, name: str, ag
 
 @pytest.mark.protects("undone-folders-volume", "undoing a run removes no folder of a volume")
 def test_folders_of_a_volume_are_not_removed_by_undo(folder: Folder) -> None:
-    """Empty ones, by the names of those that were made, without what was made in them."""
+    """The volume has empty folders with the same names as the folders that were made."""
     folder.give_away()
     before = {path.relative_to(folder.root) for path in folder.root.rglob("*")} | {Path(".")}
     with volume(folder) as there:
@@ -110,7 +111,7 @@ def test_folders_of_a_volume_are_not_removed_by_undo(folder: Folder) -> None:
 
 @pytest.mark.parametrize("call", ["symlinkat", "rename", "renameat"])
 def test_undo_of_a_killed_run_leaves_files_of_a_volume_unchanged(folder: Folder, call: str) -> None:
-    """The file differs from the one that it was about to write."""
+    """The volume's file differs from the file that the run was about to write."""
     (folder.root / CACHE).unlink(missing_ok=True)
     folder.give_away()
     before = snapshot(folder)
@@ -151,7 +152,7 @@ def test_undo_of_a_killed_run_leaves_files_of_others_unchanged(folder: Folder) -
 def test_mounts_are_removed_after_their_folders_were_moved(
     folder: Folder, moves: str, again: str
 ) -> None:
-    """Renamed, and out of the folder too, where its owner has the folder above."""
+    """The folders were renamed, or moved to the folder above if the owner may write to that."""
     before = folder.everywhere()
     folder.call("-e", ASK).ok()
     assert len(folder.everywhere()) > len(before) + 10
@@ -168,7 +169,7 @@ def test_mounts_are_removed_after_their_folders_were_moved(
 
 @pytest.mark.parametrize("place", ["dev", "usr/lib", "."])
 def test_a_hidden_mount_is_reported_and_removed_later(folder: Folder, place: str) -> None:
-    """Another mount has been made on it since: it is removed later."""
+    """Another mount covers it at first; an undo after that mount's removal removes it."""
     before, mounts = snapshot(folder), folder.everywhere()
     folder.call("-e", ASK).ok()
     many = len(folder.everywhere())
@@ -192,7 +193,7 @@ def test_a_hidden_mount_is_reported_and_removed_later(folder: Folder, place: str
     instead="elif True:",
 )
 def test_undo_in_a_copied_mount_namespace_leaves_other_mounts(folder: Folder) -> None:
-    """A copy, in which mounts have other ids: others' stay, from before and from later."""
+    """Mount ids differ in a copy; other mounts stay, whether older or newer than the run."""
     others = [folder.root / "srv" / name for name in ("before", "later")]
     for place in others:
         place.parent.mkdir(exist_ok=True)
@@ -208,7 +209,7 @@ def test_undo_in_a_copied_mount_namespace_leaves_other_mounts(folder: Folder) ->
 
 
 def test_mounts_left_in_the_first_mount_namespace_are_reported(folder: Folder) -> None:
-    """On what was there before: what is made to mount on goes with all that is mounted on it."""
+    """A mount stays on a file that existed before; files made for mounts go with their mounts."""
     (folder.root / "dev/nvidiactl").touch()
     before, mounts = snapshot(folder), folder.everywhere()
     words = (folder.command, "apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")
@@ -230,7 +231,7 @@ def test_mounts_left_in_the_first_mount_namespace_are_reported(folder: Folder) -
 def test_another_folder_at_the_same_path_is_not_restored_from_the_record(
     folder: Folder, call: tuple[str, int]
 ) -> None:
-    """An image whose owner had its run killed at the end, and then a fresh one at its path."""
+    """The owner's run is killed at its end, and then a new image is put at the same path."""
     fresh = folder.root.with_name(f"{folder.root.name}.fresh")
     shutil.copytree(folder.root, fresh, symlinks=True)
     cache = folder.root / CACHE
@@ -273,7 +274,7 @@ def test_a_moved_folder_is_recognised_and_restored(folder: Folder) -> None:
 
 @pytest.mark.parametrize("upper", ["of the same filesystem", "of another one"])
 def test_a_folder_of_an_overlay_lower_layer_is_restored(folder: Folder, upper: str) -> None:
-    """overlayfs makes a copy of it at its first change, which was made at another time."""
+    """overlayfs copies the folder at its first change, and the copy has another creation time."""
     place = folder.state.parent
     for name in ("lower", "merged"):
         (place / name).mkdir()
@@ -304,7 +305,7 @@ def test_a_folder_of_an_overlay_lower_layer_is_restored(folder: Folder, upper: s
 def test_a_run_killed_while_it_covers_a_file_is_undone(
     folder: Folder, call: str, times: int
 ) -> None:
-    """For a moment the folder is covered as a whole then."""
+    """For a moment the run covers the whole folder."""
     cache = folder.state.parent / "cache"
     shutil.copy2(folder.root / CACHE, cache)
     before, there = snapshot(folder), folder.everywhere()
@@ -322,7 +323,7 @@ def test_a_run_killed_while_it_covers_a_file_is_undone(
     "volume-stays", "files that were in a volume before a run aren't recorded as changes of the run"
 )
 def test_existing_volume_content_is_unchanged_and_causes_no_error(folder: Folder) -> None:
-    """Nothing was made there, and nothing is rolled back."""
+    """Nothing was made in the volume, so nothing is rolled back."""
     there = folder.state.parent / "volume"
     shutil.copytree(folder.root / "etc", there, symlinks=True)
     now, before, mounts = contents(there), snapshot(folder), folder.everywhere()
@@ -361,7 +362,7 @@ def test_existing_volume_content_is_unchanged_and_causes_no_error(folder: Folder
 def test_recorded_content_and_owner_are_of_one_and_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Its owner exchanges root's file or link and one of his own after each step of a look."""
+    """The owner exchanges root's file or link for another file after each step of the check."""
     folder = tmp_path / "root"
     steps: list[Operation] = [UpdateLdCache((), "a test")]
     if kind == "another link":  # which a link replaces
@@ -414,7 +415,7 @@ def test_recorded_content_and_owner_are_of_one_and_the_same_file(
 )
 @pytest.mark.parametrize("way", ["link", "last", "volume", "second", "node", "above", "dots"])
 def test_lines_are_not_added_to_files_outside_the_folder(folder: Folder, way: str) -> None:
-    """By a link of the owner's on the way, by a further name of a file, or into a volume."""
+    """The path leads there by the owner's link, by a second name of a file, or into a volume."""
     folder.give_away()
     place = folder.root.parent / f"{folder.root.name}.other"
     place.mkdir()
@@ -466,7 +467,7 @@ def test_lines_are_not_added_to_files_outside_the_folder(folder: Folder, way: st
     instead="return host_files.read(path)",
 )
 def test_an_environ_file_outside_the_folder_is_not_read(folder: Folder) -> None:
-    """By a link of the owner's."""
+    """The owner's link leads there."""
     secret = folder.state.parent / "secret"
     secret.write_text(f"{ASK}\n")
     (folder.root / "environ").symlink_to(secret)
@@ -482,7 +483,7 @@ def test_an_environ_file_outside_the_folder_is_not_read(folder: Folder) -> None:
 
 
 def test_a_read_only_folder_is_refused_and_unchanged(folder: Folder) -> None:
-    """The first step fails: there is nothing to undo, nor in the way of the next time."""
+    """The first step fails, so nothing needs an undo or hinders the next run."""
     before = snapshot(folder)
     folder.namespace.run("mount", "--bind", "--make-private", folder.root, folder.root).ok()
     folder.namespace.run("mount", "-o", "remount,bind,ro", folder.root).ok()
@@ -493,7 +494,7 @@ def test_a_read_only_folder_is_refused_and_unchanged(folder: Folder) -> None:
 
 
 def test_several_runs_at_once_are_undone_completely(folder: Folder) -> None:
-    """One after the other, each in the place of the one before, and some take all back."""
+    """The runs wait for each other; each replaces the one before, and some undo everything."""
     before, mounts = snapshot(folder), folder.everywhere()
     words = ("apply", f"--rootfs={folder.root}", f"--state-dir={folder.state}")
     env = {**os.environ, "GPUHOOK_CONFIG": str(folder.config)}
@@ -512,7 +513,7 @@ def test_several_runs_at_once_are_undone_completely(folder: Folder) -> None:
 def test_undo_works_on_a_kernel_without_unique_mount_ids(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before Linux 6.8: what is hidden is known by its number, and the rest by what it shows."""
+    """Before Linux 6.8, a hidden mount is known by its number, and others by their content."""
     monkeypatch.setattr(kernel, "unique_mount_id", lambda _: None)
     config = load_config(str(folder.config))
     vendors = registry.all_vendors(config)

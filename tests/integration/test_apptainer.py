@@ -1,6 +1,7 @@
-"""Apptainer's two ways to have NVIDIA's GPUs in a container, on a machine with a simulated driver.
+"""Apptainer's two options for NVIDIA's GPUs in a container, with a simulated driver.
 
-``--nv`` is Apptainer's own work; ``--nvccli`` calls nvidia-container-cli, which is ours.
+Apptainer does the work for ``--nv`` itself; ``--nvccli`` calls nvidia-container-cli, which
+gpuhook provides.
 """
 
 import re
@@ -39,7 +40,7 @@ def host(
     driver: Driver,
     roots: dict[str, Path],
 ) -> Iterator[Release]:
-    """A machine with Apptainer and NVIDIA's driver, and an image as a folder and as a file."""
+    """A host with Apptainer, NVIDIA's driver, and an image as a folder and as a file."""
     words = (apptainer_root, workspace, installation, driver, SET_UP)
     with driven("apptainer", *words, IMAGE=roots["debian"]) as made:
         yield made
@@ -48,14 +49,14 @@ def host(
 def apptainer(
     host: Release, *words: str, visible: str | None = "0,2", user: tuple[str, ...] = ()
 ) -> Result:
-    """Run Apptainer where NVIDIA_VISIBLE_DEVICES is set as it is to be in the container."""
+    """Run Apptainer with the value that NVIDIA_VISIBLE_DEVICES is to have in the container."""
     env = {} if visible is None else {"NVIDIA_VISIBLE_DEVICES": visible}
     return host.namespace.run(*user, "apptainer", *words, env=env)
 
 
 @pytest.mark.parametrize("user", [(), USER], ids=["root", "user"])
 def test_nv_gives_all_gpus(host: Release, driver: Driver, user: tuple[str, ...]) -> None:
-    """No gpuhook is in it, and no choice: Apptainer finds libraries and nodes by itself."""
+    """Apptainer finds libraries and nodes without gpuhook, and offers no choice of GPUs."""
     words = ("--nv", "--contain", "/srv/box")
     done = apptainer(host, *(("exec",) if user else AS_ROOT), *words, *SMI, user=user).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
@@ -81,7 +82,7 @@ def test_nvccli_gives_the_named_gpus(
 def test_nvccli_gives_the_named_gpus_in_a_user_namespace(
     host: Release, driver: Driver, option: str
 ) -> None:
-    """In a user namespace, of an image that is the user's own."""
+    """The image belongs to the user."""
     words = ("exec", option, "--nvccli", "--contain", f"{HOME}/box")
     done = apptainer(host, *words, *SMI, user=USER).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.chosen(0, 2))
@@ -90,7 +91,7 @@ def test_nvccli_gives_the_named_gpus_in_a_user_namespace(
 
 
 def test_nvccli_without_contain_gives_all_gpus(host: Release, driver: Driver) -> None:
-    """The container has the host's /dev then; Apptainer asks for all where nothing is said."""
+    """The container then has the host's /dev; Apptainer asks for all GPUs by default."""
     for visible in ("0,2", None):
         done = apptainer(host, *AS_ROOT, "--nvccli", "/srv/box", *SMI, visible=visible).ok()
         assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
@@ -100,7 +101,7 @@ def test_nvccli_without_contain_gives_all_gpus(host: Release, driver: Driver) ->
 def test_the_capabilities_of_the_documentation_give_graphics_libraries(
     host: Release, driver: Driver
 ) -> None:
-    """Apptainer knows a list of its own, in which there is no "all"."""
+    """Apptainer accepts only capabilities from its list, which lacks "all"."""
     (named,) = re.findall(r"NVIDIA_DRIVER_CAPABILITIES=(\S+)", PAGE.read_text())
     env = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": named}
     words = (*AS_ROOT, "--nvccli", "--contain", "/srv/box", *look(libraries=["libEGL_nvidia.so.0"]))

@@ -37,7 +37,7 @@ touch {DRIVER_FOLDER}/lib64/mine 2>/dev/null || echo read-only
 
 
 def expected(npus: Devices, *numbers: int | str, opened: str = "ENXIO") -> dict[str, Seen]:
-    """Return what a container sees that has these NPUs, or vNPUs from 100 on."""
+    """Return what a container with these NPUs sees; numbers from 100 on are vNPUs."""
     found = npus.nodes(*SHARED, opened=opened)
     for number in numbers:
         sort = "vdavinci" if int(number) >= 100 else "davinci"
@@ -46,7 +46,7 @@ def expected(npus: Devices, *numbers: int | str, opened: str = "ENXIO") -> dict[
 
 
 def library_of(npus: Devices) -> str:
-    """Return what dlprobe says of the host's library."""
+    """Return what dlprobe prints for the host's library."""
     path = f"{DRIVER_FOLDER}/lib64/driver/{LIBRARY}"
     status = (npus.root / path.lstrip("/")).stat()
     return f"{path} {status.st_dev}:{status.st_ino}"
@@ -58,7 +58,7 @@ def lines_seen(done: Result, kind: str) -> list[str]:
 
 
 class TestAscend(Contract):
-    """Eleven NPUs, 7 of them split, 4 unplugged; and what isn't one."""
+    """Eleven NPUs: NPU 7 is split, NPU 4 is unplugged, and some nodes aren't NPUs."""
 
     case = Case(
         vendor="ascend",
@@ -156,7 +156,7 @@ class TestAscend(Contract):
     def test_no_engine_socket_is_given(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
-        """Neither by the vendor's variable nor by a list."""
+        """Neither the vendor's variable nor a list can give it."""
         lists = devices.root / "etc/ascend-docker-runtime.d"
         (devices.root / "run").mkdir(exist_ok=True)
         socket, mine = devices.root / "run/docker.sock", lists / "mine.list"

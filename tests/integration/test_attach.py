@@ -1,4 +1,4 @@
-"""gpuhook attach gives a running container devices, and detach takes them away again."""
+"""Devices that gpuhook attach adds to a running container, and gpuhook detach removes."""
 
 import json
 import os
@@ -40,7 +40,7 @@ OPENABLE = (10, 229)
 
 @dataclass
 class Running:
-    """A running container, and the commands about it: ``inside`` runs one in it."""
+    """A running container and the commands about it; ``inside`` runs a command in it."""
 
     name: str
     config: Path
@@ -49,15 +49,15 @@ class Running:
     command: Path
 
     def opens(self, node: str) -> str:
-        """Return what open() gives inside: ENXIO is an allowed device without a driver."""
+        """Return the result of open() in it: ENXIO is an allowed device without a driver."""
         return self.inside("devopen", node).ok().stdout.split()[1]
 
     def gpuhook(self, verb: str, *words: str) -> Result:
-        """Run a command of gpuhook."""
+        """Run a gpuhook command."""
         return self.outside(self.command, verb, "--config", self.config, *words)
 
     def json(self, verb: str, *words: str) -> Any:
-        """Return the JSON of a command of gpuhook."""
+        """Return the JSON that a gpuhook command prints."""
         return json.loads(self.gpuhook(verb, "--format=json", *words).ok().stdout)
 
     def attach(self, *words: str) -> Any:
@@ -67,18 +67,18 @@ class Running:
         return self.json("detach", self.name, *words)
 
     def refused(self, verb: str, *words: str) -> str:
-        """Return what a command says that is refused."""
+        """Return the error of a refused command."""
         return self.gpuhook(verb, self.name, *words).failed().stderr
 
     def mounts(self) -> set[str]:
-        """Return its mount points."""
+        """Return the container's mount points."""
         lines = self.inside("busybox", "cat", "/proc/self/mountinfo").ok().stdout.splitlines()
         return {line.split()[4] for line in lines}
 
 
 @pytest.fixture
 def config(low_level: tuple[str, Namespace], driver: Driver, tmp_path: Path) -> Path:
-    """A configuration with records of its own."""
+    """A configuration with a separate state folder."""
     return write_config(tmp_path / "etc", driver.root, low_level[:1])
 
 
@@ -90,7 +90,7 @@ def start(
     installation: Installation,
     config: Path,
 ) -> Iterator[Callable[..., Running]]:
-    """Start a container in a bundle of its own, by gpu-py or plainly, and leave it running."""
+    """Start a container in a separate bundle, with or without gpu-py, and leave it running."""
     runtime, namespace = low_level
     started: list[Bundle] = []
 
@@ -190,7 +190,7 @@ def test_a_container_without_a_driver_gets_its_files_by_attach(
 def test_repair_restores_lost_access_to_an_attached_device(
     start: Callable[..., Running], driver: Driver
 ) -> None:
-    """As systemctl daemon-reload and docker update take it away."""
+    """systemctl daemon-reload and docker update remove the access."""
     from test_repair import LOSE, LOSE_RULES  # noqa: PLC0415
 
     one = start(plain=True)
@@ -313,7 +313,7 @@ cli(sys.argv[3:])
 def test_a_killed_attach_or_detach_can_be_repaired_and_undone(
     start: Callable[..., Running], driver: Driver, verb: str, where: str, step: str
 ) -> None:
-    """repair gives what the record has, detach takes all of it, and another change works."""
+    """repair restores the recorded devices, detach removes them all, and new changes work."""
     one = start(plain=True)
     new = node(driver, 4)
     if verb == "detach":
@@ -336,7 +336,7 @@ def test_a_killed_attach_or_detach_can_be_repaired_and_undone(
 def test_concurrent_changes_keep_control_nodes_while_a_device_remains(
     start: Callable[..., Running], driver: Driver
 ) -> None:
-    """Control nodes stay for as long as one of the devices."""
+    """Control nodes stay as long as any of the devices."""
     one, other = start(plain=True), start("NVIDIA_VISIBLE_DEVICES=0")
 
     def change(words: tuple[str, str, str]) -> None:
@@ -381,7 +381,7 @@ def test_devices_are_attached_in_a_user_namespace(
 def test_a_folder_link_out_of_the_container_is_not_followed(
     start: Callable[..., Running], workspace: Path, tmp_path: Path, leads: str
 ) -> None:
-    """The driver's programs are mounted where it leads to below the container's root."""
+    """The driver's programs are mounted at the link's target below the container's root."""
     victim = workspace / f"victim-{tmp_path.name}"
     victim.mkdir()
     one = start(plain=True)
@@ -472,7 +472,7 @@ Engine = Docker | Containerd | Podman
 def plain(
     request: pytest.FixtureRequest, installation: Installation, configs: dict[str, Path]
 ) -> Iterator[Running]:
-    """A container of each engine that asked for no device."""
+    """A container of each engine, started without a request for devices."""
     engine: Engine = request.getfixturevalue(request.param)
     name, words = f"plain-{os.getpid()}", ["run", "--detach"]
     inside: tuple[str, ...] = ("exec",)
@@ -499,7 +499,7 @@ def plain(
     config = configs["crun" if request.param == "containerd_crun" else "runc"]
 
     def printed(*argv: str) -> Result:
-        """Run a command that prints something; ctr may end before it has passed that on."""
+        """Run a command that prints something; repeat it, because ctr may exit before it prints."""
         done = engine.call(*inside, name, *argv)
         for _ in range(9):
             if done.stdout or done.status != 0:

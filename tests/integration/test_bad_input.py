@@ -26,14 +26,14 @@ DEBIAN = image("debian")
 
 @dataclass(frozen=True)
 class Broken:
-    """A config.toml with which no GPU container starts, and words that the error must have."""
+    """A config.toml with which no GPU container starts, and words that its error must contain."""
 
     config: Path
     words: tuple[str, ...]
 
 
 def broken_configs(folder: Path, installation: Installation, driver: Driver) -> dict[str, Broken]:
-    """Make one of each below ``folder``."""
+    """Make one configuration for each error below ``folder``."""
     (folder / "empty").mkdir(parents=True)
     unloaded = simulate(installation, folder / "unloaded", "--fail=not-loaded")
     older = simulate(installation, folder / "older", "--fail=version-mismatch")
@@ -106,7 +106,7 @@ def reconfigured(
 
 
 def assert_one_clear_error(done: Result, *words: str) -> None:
-    """Assert that the container failed with one message that has all ``words``."""
+    """Assert that the container failed with one message that contains all ``words``."""
     done.failed()
     assert "Traceback" not in done.stderr, done
     assert [word for word in words if word.lower() not in done.stderr.lower()] == [], done
@@ -208,7 +208,7 @@ UNCLEAR: dict[str, Callable[[bytes], bytes]] = {
 
 
 def same_words(text: str) -> str:
-    """Return what a runtime printed, with times that are the same each time."""
+    """Return what a runtime printed, with all times replaced by one word."""
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-][\d:]+)", "TIME", text)
 
 
@@ -221,7 +221,7 @@ class Both:
     theirs: Path
 
     def compare(self, *words: str, log: Path | None = None) -> None:
-        """Assert that both say and do the same for a command line."""
+        """Assert that both programs print and do the same for a command line."""
         before = tree(self.bundle.path)
         printed = []
         for program, env in (self.ours, (self.theirs, {})):
@@ -278,7 +278,7 @@ def test_an_invalid_command_line_is_refused_with_the_runtimes_message(
 
 @RUNTIMES
 def test_low_level_runtimes_refuse_a_config_that_gpuhook_finds_broken(bundle: Bundle) -> None:
-    """The file was replaced by then, so the container must not be created."""
+    """After gpuhook's check, the runtime reads the same file and must not create the container."""
     bundle.command("echo", "started")
     good = bundle.config.read_text()
     assert "started" in bundle.run(bundle.runtime).ok().stdout
@@ -331,7 +331,7 @@ def test_an_invalid_config_json_without_a_gpu_is_left_to_the_runtime(
 def test_the_hook_alone_prints_its_error_and_leaves_no_mounts(
     bundle: Bundle, installation: Installation, broken: dict[str, Broken], driver: Driver
 ) -> None:
-    """The hook runs inside create: what it mounted must be gone with the failed container."""
+    """The hook runs inside create, so its mounts must be gone with the failed container."""
     config = broken["missing driver"].config
     words = [installation.hook.name, "--config", str(config), "prestart"]
     hook = {"path": str(installation.hook), "args": words}

@@ -1,4 +1,4 @@
-"""GPUs for the steps of an image build, and what stays behind in the image."""
+"""GPUs for the steps of an image build, and the files that stay in the image."""
 
 import json
 import os
@@ -36,9 +36,9 @@ def context(tmp_path: Path) -> Path:
 
 
 def assert_built_with_gpus(printed: str, driver: Driver) -> None:
-    """Assert that the step saw two GPUs and that the image holds nothing of the driver.
+    """Assert that the step saw two GPUs and that the image contains no data of the driver.
 
-    Empty files and folders may be there: they were the mount points.
+    Empty files and folders may remain, because they were the mount points.
     """
     lines = printed.splitlines()
     seen = [line for line in lines if not line.startswith("left ")]

@@ -24,7 +24,7 @@ def look_inside(bundle: GpuBundle, driver: Driver) -> Inside:
 
 
 def assert_sees(inside: Inside, driver: Driver, *indices: int) -> None:
-    """Assert that exactly the GPUs with these indices can be reached."""
+    """Assert that exactly the GPUs with these indices can be opened."""
     minors = {gpu.minor for gpu in driver.chosen(*indices)}
     nodes = CONTROL | {f"/dev/nvidia{minor}" for minor in minors}
     assert set(inside.nodes) == nodes
@@ -214,7 +214,7 @@ def test_hook_comes_last_and_once(bundle: GpuBundle, tmp_path: Path) -> None:
 def test_a_hook_given_by_the_engine_too_is_not_added_twice(
     bundle: GpuBundle, installation: Installation, driver: Driver
 ) -> None:
-    """``docker run --runtime=gpu-py --gpus`` and podman's hooks-dir both add the hook."""
+    """``docker run --runtime=gpu-py --gpus`` and podman's hooks-dir add the hook as well."""
     bundle.by_hook()
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0,2")
     inside = look_inside(bundle, driver)

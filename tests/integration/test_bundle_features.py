@@ -1,4 +1,4 @@
-"""Requests other than GPUs in real containers: MIG, IMEX, features, graphics."""
+"""Requests for more than GPUs in real containers: MIG, IMEX, features, graphics."""
 
 import json
 import os
@@ -21,7 +21,7 @@ Start = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def rich(workspace: Path) -> Built:
-    """A machine with MIG on its second GPU, IMEX channels and GPUDirect Storage."""
+    """A simulated machine with MIG on its second GPU, IMEX channels and GPUDirect Storage."""
     built = build(
         Options(
             root=str(workspace / "rich"),
@@ -45,7 +45,7 @@ def device(built: Built, path: str, numbers: int) -> None:
 
 @pytest.fixture
 def start(bundle: GpuBundle, rich: Built, workspace: Path) -> Start:
-    """Run a shell script in a container of that machine with the environment given."""
+    """A function that runs a shell script in a container of that host, with variables."""
     config = write_config(bundle.path / "config", Path(rich.root), [bundle.runtime])
 
     def run(script: str, **env: str) -> Result:
@@ -165,7 +165,7 @@ USE_COMPAT = "dlprobe libcuda.so.1; busybox cat /etc/ld.so.conf.d/00-compat-gpuh
 
 
 def give_compat(bundle: Bundle, rich: Built, version: str, branches: tuple[int, ...] = ()) -> None:
-    """Put a CUDA forward-compatibility library into the image, with a note of driver branches."""
+    """Put a CUDA compatibility library into the image, with an ELF note of driver branches."""
     library = Path(rich.root) / rich.library_dir.lstrip("/") / f"libcuda.so.{rich.driver_version}"
     if branches:
         library = with_note(library, bundle.path / "noted", branches)

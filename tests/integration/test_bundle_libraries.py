@@ -1,4 +1,4 @@
-"""A container's own loader finds the driver by bare name, and what it finds is the host's."""
+"""A container's loader finds the driver's libraries by bare name, and they are the host's."""
 
 import pytest
 from harness.bundles import GpuBundle

@@ -1,6 +1,6 @@
-"""CDI documents of ours, read by podman: containers have what they name, and nothing of the rest.
+"""gpuhook's CDI specs, read by podman: containers have the named devices and no others.
 
-podman calls runc or crun itself; gpu-py has no part in any of this.
+podman calls runc or crun itself, without gpu-py.
 """
 
 import json
@@ -29,7 +29,7 @@ CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/n
 
 @dataclass(frozen=True)
 class Site:
-    """A podman whose containers get devices only by CDI, with the spec and its driver."""
+    """A podman whose containers get devices only by CDI, with the CDI spec's driver."""
 
     podman: Podman
     driver: Driver
@@ -171,7 +171,7 @@ def mig_driver(installation: Installation, workspace: Path) -> Driver:
 def mig_site(
     engine: Podman, installation: Installation, mig_driver: Driver, tmp_path: Path
 ) -> Iterator[Site]:
-    """A machine whose first GPU is in MIG mode."""
+    """A simulated machine whose first GPU is in MIG mode."""
     config = write_config(tmp_path / "config", mig_driver.root, ["runc"])
     with read_by_engines(generate(installation, config, tmp_path / "cdi")):
         yield Site(engine, mig_driver)

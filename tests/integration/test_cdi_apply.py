@@ -16,7 +16,7 @@ READ_ONLY = "Read-only file system"
 
 
 def document(folder: Path) -> Path:
-    """Write a document with every kind of edit that needs no hardware; return its folder."""
+    """Write a CDI spec with every kind of edit that needs no hardware; return its folder."""
     hook = folder / "hook"
     hook.write_text("#!/bin/sh\n/usr/bin/env > $0.environment\n")
     hook.chmod(0o755)

@@ -1,7 +1,7 @@
-"""CDI documents of ours, read by the engines of other Debian releases: today's are in sid.
+"""gpuhook's CDI specs, read by the engines of other Debian releases; sid has current ones.
 
-Each engine runs in the root of its release, and calls the hook of a gpuhook that is installed
-there, for the Python of that release. What podman of this machine does is in test_cdi.
+Each engine runs in the root of its release. It calls the hook of a gpuhook that is installed
+there, for the Python of that release. The test of this host's podman is in test_cdi.
 """
 
 import json
@@ -52,7 +52,7 @@ def systems(
     driver: Driver,
     mig_driver: Driver,
 ) -> Iterator[dict[str, Release]]:
-    """The releases, with documents of two machines and of what a kernel with a driver shows."""
+    """The releases, with CDI specs of two simulated machines and of a kernel with a driver."""
     with ExitStack() as stack:
         made = {}
         for name, lower in engine_roots.items():
@@ -78,7 +78,7 @@ def mig_driver(installation: Installation, workspace: Path) -> Driver:
 def dockers(
     systems: dict[str, Release], workspace: Path, archive: Path
 ) -> Iterator[dict[str, Docker]]:
-    """Dockers that find NVIDIA's names, with CDI where it isn't on by itself."""
+    """Docker daemons that find programs with NVIDIA's names, with CDI enabled."""
     with ExitStack() as stack:
         made = {}
         for name, system in systems.items():
@@ -98,7 +98,7 @@ def dockers(
 def containerds(
     systems: dict[str, Release], workspace: Path, roots: dict[str, Path], archive: Path
 ) -> Iterator[dict[str, Containerd]]:
-    """containerds with CDI in their CRI plugins."""
+    """containerd daemons with CDI enabled in their CRI plugins."""
     hold = {"pause": roots["busybox"]}
     hold_archive = images.save(hold, workspace / "hold.tar", ("sleep", "infinity"))
     with ExitStack() as stack:
@@ -120,7 +120,7 @@ Run = Callable[[str, Sequence[str], Sequence[str]], Result]  # an image, a comma
 def start(
     request: pytest.FixtureRequest, systems: dict[str, Release], workspace: Path, archive: Path
 ) -> Iterator[Run]:
-    """Return the words that run a command in an engine's container with that system's devices."""
+    """Yield a function that runs a command in an engine's container with the release's devices."""
     release_name, name, variant = (*request.param.split("-"), "")[:3]
     if name in ("docker", "compose"):
         docker = request.getfixturevalue("dockers")[release_name]
@@ -223,7 +223,7 @@ def reference(
     driver: Driver,
     configs: dict[str, Path],
 ) -> Content:
-    """Content of this machine's container in mode hook, in addition to one without GPUs."""
+    """The content that gpu-py adds in mode hook to a container of this host."""
 
     def content(runtime: str | Path, *env: str) -> Content:
         with bundles.bundle(workspace / "bundles", roots["debian"], host, "runc") as made:
@@ -279,7 +279,7 @@ def test_docker_reads_the_specs_without_warnings(name: str, dockers: dict[str, D
 def test_the_gpus_option_of_docker_gives_the_named_gpus(
     name: str, dockers: dict[str, Docker], driver: Driver, gpus: str, indices: Sequence[int]
 ) -> None:
-    """By NVIDIA's names, which `gpuhook install --gpus` makes."""
+    """Docker calls programs by NVIDIA's names, which ``gpuhook install --gpus`` creates."""
     docker = dockers[name]
     options = ["--gpus", gpus]
     inside = seen(docker.run(DEBIAN, *look(driver.minors), options=options, runtime="runc"))
@@ -298,7 +298,7 @@ def test_rootless_podman_gives_the_named_gpus(
     roots: dict[str, Path],
     driver: Driver,
 ) -> None:
-    """A user with only one id in the user namespace: there are no subordinate ids."""
+    """The user has only one id in the user namespace, without subordinate ids."""
     system = systems[name]
     for file, line in (("passwd", f"user:x:{UID}:{UID}::/:/bin/sh"), ("group", f"user:x:{UID}:")):
         with (system.etc / file).open("a") as table:

@@ -1,4 +1,4 @@
-"""The one hook of our CDI documents, in containers that runc and crun make without any engine."""
+"""The only hook of gpuhook's CDI specs, in containers that runc and crun make without an engine."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def document(
 
 
 class Standing:
-    """prefork servers, one for each mount namespace, and a document of theirs."""
+    """Prefork servers, one for each mount namespace, and a CDI spec that uses them."""
 
     def __init__(self, folder: Path, installation: Installation, driver: Driver) -> None:
         self.log = folder / "python.log"
@@ -62,7 +62,7 @@ class Standing:
         self.daemons = ExitStack()
 
     def stand(self, namespace: Namespace) -> None:
-        """Return once a prefork server runs in a namespace, until the end."""
+        """Start a prefork server in a namespace if necessary, and wait until it is ready."""
         if namespace.pid not in self._in:
             self._in.add(namespace.pid)
             words: list[str | Path] = ["watch", "--interval", "1", "--config", self.config]
@@ -76,11 +76,11 @@ class Standing:
         )
 
     def hooks(self) -> int:
-        """Return how often an interpreter was started to be the hook."""
+        """Return how often an interpreter was started to run the hook."""
         return self.log.read_text().count(f"/{HOOK} ")
 
     def _stands_in(self, namespace: Namespace) -> bool:
-        """Tell whether one stands there; another test may have changed what they have read."""
+        """Return whether a prefork server is ready there; other tests may change its inputs."""
         wanted = os.stat(f"/proc/{namespace.pid or 'self'}/ns/mnt")
         for path in self._ready.glob("[0-9]*"):
             with suppress(OSError):
@@ -100,7 +100,7 @@ def standing(workspace: Path, installation: Installation, driver: Driver) -> Ite
 def answered(
     request: pytest.FixtureRequest, bundle: Bundle, document: Path, standing: Standing
 ) -> Iterator[Path]:
-    """A document whose hook is an interpreter, and one whose hook a process answers."""
+    """A CDI spec whose hook starts an interpreter, and one whose hook a prefork server serves."""
     if request.param == "alone":
         yield document
         return
@@ -116,7 +116,7 @@ def runtime(low_level: tuple[str, Namespace]) -> str:
 
 
 def changed(bundle: Bundle, script: str) -> None:
-    """Run a shell script in the bundle's root, which only its namespace sees."""
+    """Run a shell script in the bundle's root, which only the bundle's namespace can see."""
     bundle.call("sh", "-ec", script, cwd=bundle.root).ok()
 
 
@@ -210,7 +210,7 @@ def test_a_volume_at_a_node_path_is_not_counted_as_a_gpu(
     tmp_path: Path,
     volume: str,
 ) -> None:
-    """A node in a volume may be another container's work: making nodes needs no rule."""
+    """Another container may make a node in a volume, because making nodes needs no rule."""
     [gpu] = driver.chosen(5)
     source = Path(volume) if volume.startswith("/") else tmp_path / "volume"
     if volume == "folder":
@@ -287,7 +287,7 @@ def test_a_musl_image_gets_libraries_without_a_loader_cache(
 def test_a_new_inventory_is_not_saved(
     bundle: Bundle, runtime: str, installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
-    """In the container's cgroup a driver shows the container's devices and no others."""
+    """In the container's cgroup, a driver shows only the container's devices."""
     config = write_config(tmp_path / "config", driver.root, ["runc"])
     document = generate(installation, config, tmp_path / "cdi")
     state = tmp_path / "config/state"
@@ -334,7 +334,7 @@ def test_own_libraries_are_covered_by_the_drivers(
 def test_a_mount_of_another_file_covers_nothing(
     bundle: Bundle, runtime: str, document: Path, tmp_path: Path
 ) -> None:
-    """With a volume on a library's place, the image's own link to it is unchanged."""
+    """A volume is mounted at a library's path, so the image's link to it must stay unchanged."""
     stale = f"{LIBRARIES}/libcuda.so.1"
     changed(bundle, f"cp {LIBRARIES}/libc.so.6 {stale}")
     give(bundle, document, "0")
@@ -364,7 +364,6 @@ def test_a_read_only_root_gets_gpus(
 def test_files_made_in_a_user_namespace_belong_to_its_root(
     bundle: Bundle, runtime: str, document: Path, driver: Driver
 ) -> None:
-    """Files created in the image belong to the container's root user."""
 
     def mutate(spec: Spec) -> None:
         spec["linux"]["namespaces"].append({"type": "user"})
@@ -391,7 +390,7 @@ def test_files_made_in_a_user_namespace_belong_to_its_root(
 def test_links_out_of_the_root_are_not_followed(
     bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, route: str
 ) -> None:
-    """The runtime's own mounts aren't there: what it makes of links isn't ours."""
+    """The runtime's own mounts are left out, because its use of links isn't under test."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("mine")
@@ -449,7 +448,7 @@ def test_the_images_environment_reaches_no_hook(
 def test_a_failed_hook_leaves_no_files_or_mounts(
     bundle: Bundle, runtime: str, answered: Path, driver: Driver
 ) -> None:
-    """The cache is the last step: all the others are taken back."""
+    """The cache is the last step, so all other steps are rolled back."""
     changed(bundle, "rm -f etc/ld.so.cache; mkdir etc/ld.so.cache")
     give(bundle, answered, "0")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
@@ -464,7 +463,7 @@ def test_a_failed_hook_leaves_no_files_or_mounts(
 
 
 def called(bundle: Bundle, *before: str, bundle_path: Path | None = None) -> Result:
-    """Call the hook with the container's state, as after a wrong registration."""
+    """Call the hook with the container's state, as a wrongly registered engine would."""
     state = {"ociVersion": "1.0.2", "id": "x", "pid": 1, "bundle": str(bundle_path or bundle.path)}
     hook = hook_of(bundle)
     words = [*before, "env", "-i", *hook["env"], hook["path"], *hook["args"][1:]]
@@ -500,7 +499,7 @@ sys.exit(done.returncode or subprocess.run(["chroot", root, "nvidia-smi", "-L"])
 def names_root_alone(
     bundle: Bundle, installation: Installation, config: Path, folder: Path
 ) -> Result:
-    """Have GPU 1 in a bundle as Apptainer makes it: the root elsewhere, and nothing else in it."""
+    """Run a bundle with GPU 1 as Apptainer makes it: it names only a root, in another folder."""
     document, made = folder / "nvidia.json", folder / "bundle"
     words = [f"--output={document}", f"--config={config}", "--kind=nvidia.com/gpu"]
     run([installation.command, "cdi", "generate", *words]).ok()
@@ -522,7 +521,7 @@ def test_a_bundle_that_names_only_its_root_gets_its_gpu(
 def test_a_bundle_with_only_a_root_is_served_by_a_prefork_server(
     bundle: Bundle, standing: Standing, driver: Driver, tmp_path: Path
 ) -> None:
-    """The server has to look in the container for what is mounted."""
+    """The server must look in the container to find what is mounted."""
     standing.stand(bundle.namespace)
     before = standing.hooks()
     done = names_root_alone(bundle, standing.installation, standing.config, tmp_path).ok()
@@ -571,7 +570,7 @@ def test_a_hook_in_the_namespace_of_the_host_is_refused(
     only="beside_the_first_process and runc-host",
 )
 def test_a_hook_beside_the_first_process_is_refused(bundle: Bundle, document: Path) -> None:
-    """Whatever is mounted on the root: where the first process is, there is no container."""
+    """The first process shares the host's mounts, so it isn't in a container."""
     give(bundle, document, "0")
     mounts = f"mount -t tmpfs tmpfs {bundle.root}/dev && exec"
     words = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
@@ -611,7 +610,7 @@ def test_a_hook_at_another_stage_is_refused(
 def test_volumes_stay_unchanged(
     bundle: Bundle, runtime: str, answered: Path, tmp_path: Path, place: str, mode: str
 ) -> None:
-    """The runtime's mounts there are taken away: it makes mount points in volumes."""
+    """The runtime's mounts are left out, because it makes mount points in volumes."""
     volume = tmp_path / "volume"
     changed(bundle, f"cp -a {place} {volume}; rm -f {volume}/ld.so.cache")
     give(bundle, answered, "0")
@@ -649,7 +648,7 @@ def nvidias_name(installation: Installation, tmp_path: Path) -> Path:
 
 
 def test_the_version_and_help_options_are_answered(nvidias_name: Path) -> None:
-    """Docker and people look whether the program answers."""
+    """Docker and users call these options to check that the program works."""
     assert run([nvidias_name, "--version"]).ok().stdout.startswith(f"{HOOK} ")
     assert run([nvidias_name, "--help"]).ok().stdout.startswith("usage:")
 
@@ -671,7 +670,7 @@ def test_our_spec_works_with_a_hook_called_by_nvidias_name(
 def test_a_spec_of_nvidias_toolkit_is_refused(
     bundle: Bundle, runtime: str, document: Path, driver: Driver, nvidias_name: Path, verb: str
 ) -> None:
-    """Half of its work would be done, without a sign of which half is missing."""
+    """gpuhook would do only half of that spec's work, without a sign of the missing half."""
     give(bundle, document, "2")
     args = ["nvidia-cdi-hook", verb, *VERBS[verb]]
     hook = {**hook_of(bundle), "path": str(nvidias_name), "args": args}

@@ -1,4 +1,4 @@
-"""gpuhook install --cdi and cdi refresh: documents that stay in line with the machine."""
+"""gpuhook install --cdi and cdi refresh: CDI specs that are kept up to date with the devices."""
 
 import json
 import os
@@ -28,7 +28,7 @@ RULE = Path("/etc/udev/rules.d/70-gpuhook-cdi-refresh.rules")
 
 
 class Site:
-    """A driver of its own, and a gpuhook that keeps documents for podman."""
+    """A separate simulated driver, and a gpuhook that keeps CDI specs for podman up to date."""
 
     def __init__(self, installation: Installation, folder: Path) -> None:
         self._installation = installation
@@ -76,7 +76,7 @@ def engine(workspace: Path, archive: Path, host: Namespace) -> Iterator[Podman]:
 
 
 def names() -> set[str]:
-    """Return the names that engines know."""
+    """Return the device names that engines know."""
     return {name.partition("=")[2] for name in folders.read_folders([str(FOLDER)]).devices}
 
 
@@ -95,7 +95,7 @@ ls /dev/char
 def test_links_for_systemd_are_made_to_the_nodes_of_cdi_specs(
     site: Site, verb: tuple[str, ...]
 ) -> None:
-    """No gpu-py makes links in /dev/char when a container starts that an engine gives devices."""
+    """gpu-py usually makes them in /dev/char, but an engine may start containers without it."""
     site.install().ok()
 
     def links(*words: str) -> set[str]:
@@ -215,7 +215,7 @@ def test_a_broken_configuration_keeps_the_spec_and_records_the_error(site: Site)
 
 
 def change(site: Site, number: int) -> None:
-    """Have the next document be another one, without a new driver."""
+    """Change the configuration so that the next CDI spec differs, without a new driver."""
     words = "compute,utility" if number % 2 else "utility"
     text = site.config.read_text().partition("supported")[2].partition("\n")[2]
     rest = text or site.config.read_text()
@@ -241,7 +241,7 @@ def test_concurrent_refreshes_write_one_valid_spec(site: Site) -> None:
 
 
 def test_a_refresh_waits_for_the_lock_of_another_process(site: Site) -> None:
-    """Else one that has looked earlier could write later."""
+    """Without the lock, a process that read an older state could write later."""
     site.install().ok()
     before = DOCUMENT.read_bytes()
     change(site, 0)
@@ -389,7 +389,7 @@ def test_uninstall_restores_all_files_after_installing_twice(site: Site) -> None
 
 
 class Programs:
-    """Engines of versions that aren't on this machine, as far as they say their version."""
+    """Engines in versions that this host lacks, as programs that print only a version."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self._site = site
@@ -397,7 +397,7 @@ class Programs:
         folder.mkdir()
 
     def install(self, *engines: str, **says: str) -> Result:
-        """Install for engines; ``says`` is what their programs print."""
+        """Run gpuhook install for engines; ``says`` are the lines that their programs print."""
         for name, line in says.items():
             path = self._folder / name
             path.write_text(f"#!/bin/sh\necho '{line}'\n")

@@ -1,4 +1,4 @@
-"""CDI names in what a container asks for, served by gpu-py on real low-level runtimes."""
+"""CDI names in the requests of containers, served by gpu-py on real low-level runtimes."""
 
 import json
 import re
@@ -26,7 +26,7 @@ busybox env | busybox grep '^MAKER'
 
 @pytest.fixture
 def documents(bundle: Bundle) -> Path:
-    """A folder with a document of another maker, one that is broken, and a stale one of ours."""
+    """A folder with another vendor's CDI spec, a broken one, and a stale one of gpuhook."""
     folder = bundle.path / "cdi"
     folder.mkdir()
     (folder / "file").write_text("the maker's")
@@ -89,7 +89,7 @@ def test_devices_of_another_vendors_cdi_spec_are_given(
 def test_a_spec_writable_by_others_is_refused(
     bundle: Bundle, installation: Installation, config: Path, documents: Path
 ) -> None:
-    """It could bring a hook, which root would run."""
+    """Such a spec could add a hook, which root would run."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=maker.example/card=a")
     (documents / "maker.yaml").chmod(0o664)
     done = bundle.run(installation.runtime, {"GPUHOOK_CONFIG": str(config)}).failed()
@@ -100,7 +100,7 @@ def test_a_spec_writable_by_others_is_refused(
 def test_names_of_our_own_kind_select_devices_of_the_machine(
     bundle: Bundle, installation: Installation, config: Path, driver: Driver, way: str
 ) -> None:
-    """Whatever documents say, and with the same content as by index."""
+    """CDI specs don't matter for these names, and the content is the same as by index."""
     [gpu] = driver.chosen(2)
     name = {"index": "2", "UUID": gpu.uuid, "type": "gpu2"}[way]
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}")
@@ -142,7 +142,7 @@ def test_an_unknown_cdi_device_is_refused(
 def test_cdi_specs_are_read_once_and_then_cached(
     bundle: Bundle, installation: Installation, config: Path, documents: Path, tmp_path: Path
 ) -> None:
-    """A start that finds them saved opens none of them, nor what reads YAML."""
+    """A start that finds them cached opens no CDI spec and loads no YAML parser."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=maker.example/card=b")
     whole, log = bundle.config.read_bytes(), tmp_path / "log"
     words = ("strace", "-f", "-e", "trace=open,openat", "-o", log, installation.runtime)
@@ -174,7 +174,7 @@ def test_mounts_add_no_gpus_to_an_engines_devices(
     driver: Driver,
     mounted: bool,
 ) -> None:
-    """As NVIDIA's toolkit from 1.20.2 on; an image that only says void gets what is mounted."""
+    """NVIDIA's toolkit does so from 1.20.2 on; an image with only void gets the mounted GPUs."""
     config = harden(write_config(bundle.path / "etc", driver.root, [low_level[0]]))
     env = {"GPUHOOK_CONFIG": str(config)}
     mount = {"source": "/dev/null", "destination": BY_MOUNT, "options": ["bind"]}

@@ -1,4 +1,4 @@
-"""The units that refresh CDI documents: ordered before engines without a circle, and enabled."""
+"""The units that refresh CDI specs: enabled, and ordered before engines without a cycle."""
 
 import shutil
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ WantedBy=multi-user.target
 
 @pytest.fixture
 def system(tmp_path: Path, installation: Installation) -> Path:
-    """A folder of units that all start at boot: ours, those of engines, and the kubelet's."""
+    """A folder of units that all start at boot: gpuhook's units, the engines' and the kubelet's."""
     changes, _ = units.wanted(str(installation.command), "/var/lib/gpuhook", str(tmp_path))
     for change in changes:
         if Path(change.path).name in units.ENABLED:
@@ -71,7 +71,7 @@ def test_engines_start_after_the_refresh_with_a_time_limit(system: Path) -> None
 
 @pytest.fixture
 def running(workspace: Path, tmp_path: Path) -> Iterator[Path]:
-    """A systemctl that writes down its words, where it looks as if systemd ran."""
+    """A systemctl that records its arguments, on a host that looks as if systemd runs."""
     Path("/run/systemd/system").mkdir(parents=True)  # the session has a /run of its own
     program = tmp_path / "bin/systemctl"
     program.parent.mkdir()

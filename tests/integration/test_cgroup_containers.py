@@ -1,4 +1,4 @@
-"""A container whose runtime refused all devices gets those that a bare hook gives it."""
+"""A container whose runtime denied all devices gets devices from a hook without gpu-py."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def status(bundle: Bundle, runtime: str) -> dict[str, Any]:
 
 
 def opened(bundle: Bundle, runtime: str, *, allow: bool) -> tuple[dict[int, str], str]:
-    """Run the container, with the hook's step between create and start if ``allow``."""
+    """Run the container; with ``allow``, run the hook's step between create and start."""
     bundle.command("busybox", "sh", "-c", SCRIPT)
     log = bundle.path / "log"
     create = f"exec {runtime} create --bundle {bundle.path} {bundle.name} >{log} 2>&1"

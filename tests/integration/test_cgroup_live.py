@@ -1,4 +1,4 @@
-"""Devices given to live cgroups, v1 and v2, and nothing else with them."""
+"""Devices allowed in live v1 and v2 cgroups, without any others."""
 
 import os
 import stat
@@ -73,7 +73,7 @@ def mount_point(kind: str, option: str) -> Path | None:
 
 
 class Opener:
-    """A process that opens device nodes when asked."""
+    """A process that opens device nodes on request."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,7 +96,7 @@ class Opener:
         return self.folder / f"node{minor}"
 
     def opens(self, devices: list[tuple[int, int]]) -> set[str]:
-        """Return what open() gives for the devices: ENXIO is a device without a driver."""
+        """Return the result of open() for the devices: ENXIO is a device without a driver."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         results = set()
@@ -125,7 +125,7 @@ def opener(tmp_path: Path) -> Iterator[Opener]:
 
 @contextmanager
 def new_cgroup(parent: Path, opener: Opener) -> Iterator[Path]:
-    """Make a cgroup with the opener in it; remove it at the end."""
+    """Make a cgroup that contains the opener; remove it at the end."""
     folder = parent / f"gpuhook-test-{uuid.uuid4().hex[:12]}"
     folder.mkdir()
     try:
@@ -218,7 +218,7 @@ def test_v1_gives_exactly_the_devices(v1_cgroup: Path, opener: Opener) -> None:
 
 
 def giving_to_one_that_has_ended(group: Path) -> None:
-    """Give devices by the held entry of a process that has ended, and whose number is another's."""
+    """Allow devices by the open /proc entry of a process that exited and whose number is reused."""
     with pids.process() as number:
         entry = os.open(f"/proc/{number}", os.O_PATH)
     with pids.process_numbered(number):
@@ -235,7 +235,7 @@ def giving_to_one_that_has_ended(group: Path) -> None:
     ),
 )
 def test_an_ended_process_is_given_no_devices(v1_cgroup: Path) -> None:
-    """Its number is another's by then, whose cgroup must not be given anything."""
+    """The process' number may be reused, and the new process' cgroup must get no devices."""
     (v1_cgroup / "devices.deny").write_text("a")
     pids.in_own_pid_namespace(lambda: giving_to_one_that_has_ended(v1_cgroup))
     assert (v1_cgroup / "devices.list").read_text() == ""

@@ -1,4 +1,4 @@
-"""Charliecloud's ways to GPUs, on a machine with a simulated driver: --cdi, and ch-fromhost."""
+"""Charliecloud's two ways to use GPUs, --cdi and ch-fromhost, with a simulated driver."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def host(
     driver: Driver,
     roots: dict[str, Path],
 ) -> Iterator[Release]:
-    """A machine with Charliecloud and NVIDIA's driver, and an image as a folder."""
+    """A host with Charliecloud, NVIDIA's driver, and an image as a folder."""
     words = (charliecloud_root, workspace, installation, driver, SET_UP)
     with driven("charliecloud", *words, IMAGE=roots["debian"], DOCUMENTS=DOCUMENTS) as made:
         generate = (made.installation.command, "cdi", "generate", "--for", "charliecloud")
@@ -55,7 +55,7 @@ def run_in(host: Release, *words: str, image: str = "box", cdi: tuple[str, ...] 
 def test_cdi_spec_gives_all_gpus_and_libraries(
     host: Release, driver: Driver, cdi: tuple[str, ...]
 ) -> None:
-    """All of the host's /dev is there, so a choice is none."""
+    """The container has the host's whole /dev, so a choice of GPUs has no effect."""
     done = run_in(host, *SMI, cdi=cdi).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
     assert "unknown hook" not in done.stderr
@@ -69,7 +69,7 @@ def test_without_a_spec_there_are_no_gpus(host: Release) -> None:
 
 
 def test_hook_in_a_usual_cdi_spec_is_reported_as_unknown(host: Release) -> None:
-    """Then no library is found, and that is why there is --for."""
+    """Charliecloud then finds no libraries, which is the reason for --for."""
     place = "/root/usual.json"
     generate = (host.installation.command, "cdi", "generate", "--output", place)
     host.namespace.run(*generate, "--kind=nvidia.com/gpu").ok()
@@ -79,7 +79,7 @@ def test_hook_in_a_usual_cdi_spec_is_reported_as_unknown(host: Release) -> None:
 
 
 def test_image_with_driver_files_copied_by_ch_fromhost_works(host: Release, driver: Driver) -> None:
-    """ch-fromhost asks nvidia-container-cli which files those are."""
+    """ch-fromhost asks nvidia-container-cli for the driver's files."""
     host.namespace.run(*USER, "ch-fromhost", "--nvidia", f"{HOME}/copied").ok()
     done = run_in(host, *SMI, image="copied").ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
@@ -89,12 +89,12 @@ def test_image_with_driver_files_copied_by_ch_fromhost_works(host: Release, driv
 
 
 def shell(host: Release, script: str) -> Result:
-    """Run a shell of root's that has logged in."""
+    """Run a login shell as root."""
     return host.namespace.run("sh", "-lc", script)
 
 
 def listing(host: Release) -> str:
-    """Return the names, modes, times and checksums of what is in /etc."""
+    """Return the names, modes, times and checksums of the files in /etc."""
     every = "find /etc -printf '%p %m %u %T@ %l\\n' | sort; find /etc -type f | sort | xargs md5sum"
     return host.namespace.run("sh", "-c", every).ok().stdout
 

@@ -1,4 +1,4 @@
-"""Every command and every file of the pages about clusters fits the objects that are shipped."""
+"""Check that commands and files in the pages about clusters fit the shipped objects."""
 
 import os
 import re
@@ -35,7 +35,7 @@ VALUED = ("-n", "--namespace", "-c", "-k", "-f", "-o", "-l", "--timeout", "--for
 
 
 def pages() -> list[Path]:
-    """Return the pages that name one of the two programs."""
+    """Return the pages with a kubectl or helm command."""
     found = sorted([*DOCS.glob("**/*.md"), REPOSITORY / "README.md"])
     return [each for each in found if re.search(r"\b(kubectl|helm) ", each.read_text())]
 
@@ -78,13 +78,13 @@ def option(words: list[str], *names: str) -> str | None:
 
 @cache
 def shipped() -> dict[tuple[str, str], Document]:
-    """Return all objects of all folders."""
+    """Return the shipped objects of all folders by kind and name."""
     documents = [each for variant in VARIANTS for each in render(variant)]
     return {(each["kind"], each["metadata"]["name"]): each for each in documents}
 
 
 def check_kubectl(words: list[str]) -> None:
-    """Fail unless the objects that a command names are shipped, in the namespace that it names."""
+    """Fail unless the objects in a command are shipped, in the namespace in the command."""
     mine, _, inner = (list(part) for part in _split(words, "--"))
     verb, *rest = positional(mine)[1:]
     folder = option(mine, "-k")
@@ -138,7 +138,7 @@ def _split(words: list[str], at: str) -> tuple[list[str], list[str], list[str]]:
 
 
 def check_program(words: list[str]) -> None:
-    """Fail unless the image has the program, and it has the options."""
+    """Fail unless the image has the program and the program has the options."""
     assert words[0] == "/usr/bin/gpuhook", "the image has no other program of ours, and no shell"
     known = run([REPOSITORY / ".venv/bin/gpuhook", words[1], "--help"]).ok().stdout
     for word in words[2:]:
@@ -146,7 +146,7 @@ def check_program(words: list[str]) -> None:
 
 
 def check_helm(words: list[str]) -> None:
-    """Fail unless Helm can do that in the namespace of the manifests."""
+    """Fail unless Helm can run the command in the namespace of the manifests."""
     verb, release, *charts = positional(words)[1:]
     assert release == "gpuhook"
     assert option(words, "--namespace", "-n") == NAMESPACE, "--namespace gpuhook"
@@ -229,7 +229,7 @@ def pods(text: str) -> Iterator[tuple[Document, str]]:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_documented_runtime_classes_exist_when_pods_use_them(page: Path) -> None:
-    """A RuntimeClass is one of the folder that the page has applied last, or is written there."""
+    """The RuntimeClass must be in the folder that the page applied last, or in the page's text."""
     for pod, before in pods(page.read_text()):
         name = pod["spec"].get("runtimeClassName")
         if name is None:
@@ -253,7 +253,7 @@ def examples() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "section"), examples(), ids=lambda value: value[:40])
 def test_documented_kustomizations_render(name: str, section: str, tmp_path: Path) -> None:
-    """kubectl renders them without a warning; a file that isn't shown is an empty one."""
+    """kubectl must print no warning; a file that isn't in the page is replaced by an empty one."""
     assert name
     folder = tmp_path / "overlay"
     folder.mkdir()

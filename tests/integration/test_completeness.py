@@ -1,4 +1,4 @@
-"""Half a driver: what can't work is refused, and what is there only in part is a warning."""
+"""Incomplete drivers: a request that can't work is refused, and a missing part is a warning."""
 
 import json
 import os
@@ -22,7 +22,7 @@ NO_NVML = "libnvidia-ml.so.{version} isn't installed, without which nvidia-smi d
 
 
 class Machine:
-    """A simulated driver of its own that a test may spoil, and containers on it."""
+    """A separate simulated driver that a test may damage, and containers that use it."""
 
     def __init__(self, folder: Path, bundle: Bundle, installation: Installation) -> None:
         self.installation = installation
@@ -48,7 +48,7 @@ class Machine:
         return self.bundle.run(runtime or self.installation.runtime, env)
 
     def ask(self, *settings: str) -> None:
-        """Give the container only these settings, and those of its image."""
+        """Set the container's variables to these settings and the image's variables."""
 
         def change(spec: dict[str, Any]) -> None:
             spec["process"].update(args=["true"], env=[*self._variables, *settings])
@@ -58,7 +58,7 @@ class Machine:
         self.bundle.change(change)
 
     def explain(self) -> dict[str, Any]:
-        """Return what gpuhook explain says of the container, after a look at its text."""
+        """Return the JSON of gpuhook explain; check that its text has the same warnings."""
         words: list[str | Path] = [self.installation.command, "explain", "--config", self.config]
         words += ["--bundle", self.bundle.path]
         found: dict[str, Any] = json.loads(run([*words, "--format", "json"]).stdout)
@@ -67,9 +67,9 @@ class Machine:
         return found
 
     def refused(self, cause: str, *settings: str) -> str:
-        """Check that gpu-py, the bare hook and explain refuse the container with one sentence.
+        """Check that gpu-py, the hook and explain refuse the container with one error.
 
-        Returns the code that explain gives for it.
+        The hook also runs without gpu-py. Returns the error code that explain reports.
         """
         cause = cause.format(root=self.driver.root, version=self.version)
         by_runtime = self.start(*settings).failed()
@@ -83,7 +83,7 @@ class Machine:
         return str(error["code"])
 
     def started(self, *settings: str) -> list[str]:
-        """Start a container; return the warnings, as explain and the hook's log have them."""
+        """Start a container; return its warnings, which are equal in explain and the hook's log."""
         self.log.unlink(missing_ok=True)
         self.start(*settings).ok()
         (line,) = self.log.read_text().splitlines()
@@ -95,7 +95,7 @@ class Machine:
         return warnings
 
     def remove(self, *names: str) -> None:
-        """Remove nodes and libraries of the driver, and tell the loader."""
+        """Remove nodes and libraries of the driver, and run ldconfig."""
         for name in names:
             folder = self.driver.root if name.startswith("dev/") else self.libraries
             found = list(folder.glob(name))
@@ -150,7 +150,7 @@ def test_compute_without_libcuda_is_refused_until_it_is_installed(machine: Machi
 
 
 def test_nvml_without_a_version_in_its_name_is_used_only_if_alone(machine: Machine) -> None:
-    """With another version present, a file named by its SONAME isn't this driver's."""
+    """If another version is present, a file named by its SONAME isn't this driver's."""
     driver = machine.simulate("--gpus=1")
     library = driver.library("libnvidia-ml.so.1")
     link = library.with_name("libnvidia-ml.so.1")

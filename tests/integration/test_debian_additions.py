@@ -1,6 +1,6 @@
-"""The additions to the Debian package gpuhook: each separately, and an upgrade from one package.
+"""The additions to the Debian package gpuhook: each one, and an upgrade from one package.
 
-They are installed into copies of this Debian, as gpuhook is: see test_debian_package.
+The tests install them, like gpuhook, into copies of this Debian: see test_debian_package.
 """
 
 import json
@@ -35,14 +35,14 @@ def packages() -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def without(workspace: Path, packages: dict[str, Path]) -> Path:
-    """The layer that has the package files in the root folder, and no gpuhook of this machine's."""
+    """The layer with the package files in the root folder, without the host's gpuhook."""
     files = {f"{name}.deb": path for name, path in packages.items()}
     return without_gpuhook(workspace / "deb-additions-without", files)
 
 
 @pytest.fixture(scope="module")
 def with_gpuhook(workspace: Path, without: Path) -> Path:
-    """The layer that has the package gpuhook installed."""
+    """The layer with the package gpuhook installed."""
     with layer(workspace / "deb-additions-with", without) as made:
         made.call("dpkg", "-i", "/gpuhook.deb")
     return made.upper
@@ -83,7 +83,7 @@ def listed(debian: Debian) -> set[str]:
 
 
 def checks(debian: Debian) -> set[str]:
-    """Return the names of the doctor's findings on a machine with a kubelet."""
+    """Return the names of the doctor's findings on a host with a kubelet."""
     folder = debian.root / "var/lib/kubelet/device-plugins"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "kubelet.sock").touch()
@@ -151,7 +151,7 @@ def one_package(packages: dict[str, Path], workspace: Path) -> Path:
 
 @pytest.fixture
 def with_one(bare: Debian, one_package: Path) -> Debian:
-    """A Debian with the older package, whose metrics and device plugin are enabled."""
+    """A Debian with the older single package, whose metrics and device plugin are enabled."""
     run(["cp", one_package, bare.root / "run/one.deb"]).ok()
     bare.call("dpkg", "-i", "/run/one.deb")
     for unit in ("gpuhook-metrics.service", "gpuhook-device-plugin.service"):

@@ -1,8 +1,8 @@
-"""The Debian package gpuhook of scripts/release: installed into a copy of this Debian, and removed.
+"""The Debian package gpuhook of scripts/release, installed into a copy of this Debian.
 
-The copy is an overlay: what was installed and what is left behind lies in its upper layer. The
-package is installed once; tests that begin with it installed have another layer above that one.
-Its additions have tests of their own: test_debian_additions.
+The copy is an overlay, whose upper layer has the installed and the remaining files. The
+package is installed once; tests that need it installed have another layer above that one. The
+additions have separate tests in test_debian_additions.
 """
 
 import ast
@@ -61,14 +61,14 @@ def package(packages: dict[str, Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def without(workspace: Path, packages: dict[str, Path]) -> Path:
-    """The layer that has the package files in the root folder, and no gpuhook of this machine's."""
+    """The layer with the package files in the root folder, without the host's gpuhook."""
     files = {f"{name}.deb": path for name, path in packages.items()}
     return without_gpuhook(workspace / "deb-without", files)
 
 
 @pytest.fixture(scope="session")
 def with_package(workspace: Path, without: Path) -> Path:
-    """The layer that has the package installed."""
+    """The layer with the package installed."""
     with layer(workspace / "deb-with", without) as made:
         made.call("dpkg", "-i", "/gpuhook.deb")
     return made.upper
@@ -175,7 +175,7 @@ def test_the_modules_are_compiled(debian: Debian) -> None:
 
 
 def test_an_upgrade_uses_no_stale_compiled_module(debian: Debian) -> None:
-    """A start compiled it after the old package's prerm had removed what there was."""
+    """A start compiles the module after the old package's prerm removed compiled modules."""
     debian.call("dpkg", "--unpack", "/gpuhook.deb")
     leave_stale_module(debian)
     debian.call("dpkg", "--configure", "gpuhook")
@@ -201,7 +201,7 @@ def test_a_purge_leaves_no_files(bare: Debian) -> None:
 
 
 def test_a_purge_removes_links_to_simulated_nodes(bare: Debian) -> None:
-    """Those of roots that are still there, or were removed; other links to nodes stay."""
+    """The roots may exist or be removed already; links to other nodes stay."""
     bare.call("dpkg", "-i", "/gpuhook.deb")
     links = bare.root / "dev/char"
     links.mkdir()
@@ -252,7 +252,7 @@ def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian
 
 @pytest.fixture(scope="module")
 def with_conffile(package: Path, workspace: Path) -> Path:
-    """The package as it was when config.toml was dpkg's, an older version with another default."""
+    """An older version of the package, with config.toml as a conffile and another default."""
     tree, old = workspace / "deb-tree", workspace / "deb-old.deb"
     run(["dpkg-deb", "--raw-extract", package, tree]).ok()
     config = tree / "etc/gpuhook/config.toml"
@@ -322,7 +322,7 @@ def test_removal_restores_the_engines_settings(debian: Debian) -> None:
 
 
 def document_of(debian: Debian) -> Path:
-    """Return where the document of GPUs is kept; /var/run is a link to /run."""
+    """Return the path of the GPUs' CDI spec; /var/run is a link to /run."""
     folder = str(cdi_folder()).replace("/var/run", "/run")
     return debian.root / folder.lstrip("/") / "nvidia.com-gpu.yaml"
 
@@ -366,7 +366,7 @@ def test_removal_is_refused_while_a_custom_cdi_spec_names_the_hook(
 
 @dataclass(frozen=True)
 class Docker:
-    """The dockerd of a Debian, with all of its files where they usually are."""
+    """A dockerd in a Debian, with all its files at the usual paths."""
 
     debian: Debian
     pid: int
@@ -381,7 +381,7 @@ class Docker:
 
 @contextmanager
 def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
-    """Run dockerd in a Debian, with an image called "busybox"."""
+    """Run dockerd in a Debian, with an image named "busybox"."""
     sys_folder = debian.root / "sys"
     run(["mount", "--rbind", "/sys", sys_folder]).ok()
     run(["mount", "--make-rslave", sys_folder]).ok()
@@ -423,7 +423,7 @@ def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
 def test_removal_is_refused_while_a_docker_container_needs_gpu_py(
     debian: Debian, roots: dict[str, Path]
 ) -> None:
-    """It stops while a container needs gpu-py; then Docker goes on without it, never restarted."""
+    """After the containers stop, removal succeeds, and Docker works on without a restart."""
     settings = debian.root / "etc/docker/daemon.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(DAEMON_JSON)
@@ -471,7 +471,7 @@ def test_removal_is_refused_while_gpu_py_is_dockers_default_by_hand(
 
 
 def test_removal_succeeds_where_gpuhook_does_not_start(debian: Debian) -> None:
-    """A package that can't be removed would be worse."""
+    """A package that can't be removed would be worse than a skipped uninstall."""
     (debian.root / "usr/lib/gpuhook/gpuhook/tools/cli/__init__.py").write_text("broken = \n")
     assert "gpuhook doesn't start" in debian.call("dpkg", "-r", "gpuhook").stderr
 
@@ -486,7 +486,7 @@ def test_bash_completion_completes_a_command(debian: Debian) -> None:
 
 
 def wrong_in(page: Path) -> list[str]:
-    """Return what mandoc finds in a manual page, but which others are on this machine."""
+    """Return mandoc's complaints about a manual page, except those about missing other pages."""
     said = run(["mandoc", "-Tlint"], stdin=gzip.decompress(page.read_bytes())).stdout
     return [line for line in said.splitlines() if "referenced manual not found" not in line]
 

@@ -1,4 +1,4 @@
-"""Vendors that config.toml declares, in real containers: those of docs/vendors/declared.md."""
+"""Vendors that config.toml declares, in real containers: the tables in docs/vendors/declared.md."""
 
 import re
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ class Machine:
 def machine(
     request: pytest.FixtureRequest, installation: Installation, workspace: Path
 ) -> Iterator[Machine]:
-    """Every ready-made table in turn."""
+    """A simulated machine for each documented vendor table."""
     made = Machine(installation, workspace, TABLES[request.param])
     yield made
     made.remove()
@@ -95,7 +95,7 @@ def machine(
 def makers(
     installation: Installation, workspace: Path, roots: dict[str, Path]
 ) -> Iterator[Machine]:
-    """A machine with all that a table can say; the nodes are a group's, and 1 is missing."""
+    """A simulated machine whose table has every key; a group owns nodes, and node 1 is missing."""
     made = Machine(installation, workspace, MAKER, "numbers=0,2,10", "mode=660", f"group={GROUP}")
     library = made.root / "usr/lib/maker/libmaker.so.1"
     library.parent.mkdir(parents=True)
@@ -112,7 +112,7 @@ def makers(
 def test_a_documented_vendor_table_gives_exactly_the_requested_nodes(
     bundle: Bundle, machine: Machine, driver: Driver, mode: str
 ) -> None:
-    """Exact nodes, and no others that can be opened; in addition to NVIDIA's."""
+    """The nodes are given in addition to NVIDIA's; no other node can be opened."""
     config = machine.config(bundle, driver, bundle.runtime, mode)
     bundle.environ(f"{machine.declared.variable}=2,0", "NVIDIA_VISIBLE_DEVICES=5")
     every = machine.nodes(0, 1, 2)
@@ -196,7 +196,7 @@ def test_declared_devices_are_attached_to_a_running_container(
 
 @contextmanager
 def written(makers: Machine) -> Iterator[None]:
-    """See that a container writes to the host's folder, and remove what it has written."""
+    """Check that a container writes to the host's folder, and remove the written files."""
     folder = makers.root / PAGES.lstrip("/")
     try:
         yield
@@ -222,7 +222,7 @@ def test_a_writable_folder_can_be_written_to(
 def test_a_writable_folder_by_a_cdi_spec_can_be_written_to(
     bundle: Bundle, makers: Machine, driver: Driver
 ) -> None:
-    """With two devices, of which neither sets what depends on the other."""
+    """The container has two devices, and variables that depend on both are unset."""
     config = makers.config(bundle, driver, bundle.runtime, "hook")
     folder = bundle.path / "cdi"
     folder.mkdir()
@@ -246,7 +246,7 @@ def test_a_writable_folder_by_a_cdi_spec_can_be_written_to(
 def test_a_writable_folder_is_given_by_apply_and_fstab_lines(
     bundle: Bundle, makers: Machine, driver: Driver, tmp_path: Path
 ) -> None:
-    """By apply, and as lines for those that mount by themselves."""
+    """apply mounts it; the fstab and unit lines are for programs that mount by themselves."""
     config = makers.config(bundle, driver, bundle.runtime, "hook")
     root, command = tmp_path / "root", makers.installation.command
     root.mkdir()
@@ -327,7 +327,7 @@ def test_hook_alone_gives_declared_device_nodes_without_variables(
 
 @contextmanager
 def in_podmans_configuration(machine: Machine, config: Path) -> Iterator[None]:
-    """Have the configuration that podman's containers use declare a machine's vendor."""
+    """Declare a simulated machine's vendor in the configuration of podman's containers."""
     before = config.read_text()
     try:
         text = machine.devices.configured(config).read_text()
@@ -349,7 +349,7 @@ def test_podman_gives_declared_devices_by_the_runtime(
 def test_podman_gives_declared_devices_by_a_cdi_spec(
     podman_hook_runc: Podman, installation: Installation, workspace: Path, podman_config: Path
 ) -> None:
-    """Without gpu-py. Debian 12's podman knows no document with groups (CDI 0.7)."""
+    """gpu-py isn't used. Debian 12's podman rejects CDI specs with groups (CDI 0.7)."""
     text = TABLES["cambricon"] + 'environment = ["MLU_NUMBERS={n}"]\n'
     machine = Machine(installation, workspace / "podman-cdi-declared", text)
     document = Path("/etc/cdi/cambricon.com-mlu.yaml")  # the session has an /etc of its own

@@ -1,4 +1,4 @@
-"""The demo on a machine as people have it: a containerd runs, and /tmp is mounted nodev."""
+"""The demo on a typical host, where containerd runs and /tmp is mounted nodev."""
 
 import os
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ PATH=${PATH#*:} exec containerd "$@"
 
 @pytest.fixture
 def machine(workspace: Path) -> Iterator[Namespace]:
-    """A namespace with a /run and a /tmp of its own, and a containerd as a service runs it."""
+    """A namespace with a separate /run and /tmp, and a containerd that runs like a service."""
     log = workspace / "containerd-of-machine.log"
     with held(["sh", "-c", MACHINE]) as entered:
         argv = entered.enter("containerd", "--config=/dev/null", "--root=/run/containerd-root")
@@ -36,7 +36,7 @@ def machine(workspace: Path) -> Iterator[Namespace]:
 
 
 def ctr(machine: Namespace) -> Result:
-    """List the namespaces of its containerd, of which each engine has one."""
+    """List the namespaces in the host's containerd; each engine has one."""
     return machine.run("ctr", "--address", SOCKET, "namespaces", "list", "--quiet")
 
 

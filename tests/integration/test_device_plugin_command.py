@@ -1,4 +1,4 @@
-"""gpuhook device-plugin as it is called, with a simulated driver and a kubelet."""
+"""The command gpuhook device-plugin, with a simulated driver and a kubelet."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ FOLDER = "/var/run/nvidia-container-devices"
 
 
 class Node:
-    """A machine with eight simulated GPUs, a kubelet, and the plugin as it is started."""
+    """A host with eight simulated GPUs, a kubelet, and the plugin as a process."""
 
     def __init__(self, installation: Installation, root: Path, folder: Path) -> None:
         self.root = root
@@ -45,7 +45,7 @@ class Node:
         return self.kubelet
 
     def offers(self, resource: str, count: int) -> None:
-        """Wait until the kubelet knows that many healthy devices."""
+        """Wait until the kubelet has this number of healthy devices."""
         kubelet = self.kubelet
 
         def met() -> bool:
@@ -94,7 +94,7 @@ def test_envvar_strategy_passes_devices_by_variable(node: Node) -> None:
 
 
 def test_changed_settings_restart_the_plugin(node: Node) -> None:
-    """The plugin starts again with them, and ends as it is told to afterwards as well."""
+    """The plugin restarts itself with the new settings, and SIGTERM still stops it afterwards."""
     settings = node.folder / "config/config.toml"
     before = settings.read_text()
     words = [*GPUHOOK, "device-plugin", "--config", str(settings), "--interval=0.2"]
@@ -120,7 +120,7 @@ def test_changed_settings_restart_the_plugin(node: Node) -> None:
 
 
 def test_volume_mounts_strategy_passes_mounts_and_host_device_nodes(node: Node) -> None:
-    """As in a pod, where the driver root is seen elsewhere than on the host."""
+    """As in a pod, the plugin sees the driver root at another path than the host does."""
     node.start(
         "--device-list-strategy=volume-mounts", "--pass-device-specs", "--driver-root=/srv/driver",
         f"--driver-root-ctr-path={node.root}",
@@ -198,7 +198,7 @@ def test_dry_run_shows_the_devices_reported_to_the_kubelet(node: Node) -> None:
 def test_a_dry_run_asks_the_driver(
     installation: Installation, workspace: Path, tmp_path: Path
 ) -> None:
-    """An inventory that another command saved may be older than a GPU's loss."""
+    """A saved inventory may be older than the loss of a GPU."""
     root = workspace / f"lost-{os.getpid()}"
     try:
         built = simulate(installation, root, "--gpus", "2", "--model", "T4")

@@ -1,7 +1,8 @@
-"""Containers started from the device plugin's answers, by the CRI of real containerds.
+"""Containers that real containerds start by the CRI from the device plugin's responses.
 
-The kubelet is the tests'; what a plugin has answered it gives to containerd as the real one does.
-Strategies that need CDI are served by the containerd of sid, because this machine's has none.
+The tests have a simulated kubelet, which passes a plugin's response to containerd as the real
+one does. The containerd of sid runs the strategies that need CDI, because this host's version
+doesn't support it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ SCRIPT = "nvidia-smi -L; gpuhook-cuda-probe; nvidia-smi | busybox grep -o 'Drive
 
 @pytest.fixture(scope="module")
 def pause_archive(workspace: Path, roots: dict[str, Path]) -> Path:
-    """The image of the process that holds a pod's namespaces."""
+    """The image of the process that keeps a pod's namespaces open."""
     return images.save(
         {"pause": roots["busybox"]}, workspace / "pods-pause.tar", ("sleep", "infinity")
     )
@@ -65,7 +66,7 @@ def cri(
     pause_archive: Path,
     machine: Machine,
 ) -> Iterator[Cri]:
-    """This machine's containerd, with runc and gpu-py as handlers."""
+    """This host's containerd, with runc and gpu-py as handlers."""
     env = {"GPUHOOK_CONFIG": str(machine.config)}
     words = (workspace / "pods-1", host, installation.runtime, archive, env, WITH_HANDLERS)
     with containerd(*words) as engine, cri_of(engine, archive, pause_archive) as made:
@@ -74,7 +75,7 @@ def cri(
 
 @contextmanager
 def cri_of(engine: Containerd, *archives: Path) -> Iterator[Cri]:
-    """Connect to a containerd's CRI, which has the images then."""
+    """Import images into a containerd, and connect to its CRI."""
     for archive in archives:
         engine.call("images", "import", archive, within=PODS).ok()
     made = Cri(engine.folder / "containerd.sock")
@@ -87,7 +88,7 @@ def cri_of(engine: Containerd, *archives: Path) -> Iterator[Cri]:
 
 @pytest.fixture
 def hardened(machine: Machine) -> Iterator[None]:
-    """Let gpu-py give GPUs only for a plugin's mounts."""
+    """A configuration with which gpu-py gives GPUs only for a plugin's mounts."""
     before = machine.config.read_text()
     harden(machine.config)
     yield
@@ -123,7 +124,7 @@ def plugin(
     resource: str = GPU,
     *more: str,
 ) -> Iterator[Kubelet]:
-    """Run the plugin with these strategies; "nodes" stands for pass-device-specs."""
+    """Run the plugin with these strategies; "nodes" stands for --pass-device-specs."""
     words = [f"--device-list-strategy={each}" for each in strategy if each != "nodes"]
     words += [f"--pass-device-specs={str('nodes' in strategy).lower()}"]
     words += [f"--driver-folder={machine.folder}", *more]
@@ -132,12 +133,12 @@ def plugin(
 
 
 def granted(answers: Answers, machine: Machine) -> list[Gpu]:
-    """Return the GPUs whose ids a pod was given, in their order."""
+    """Return the GPUs that were allocated to a pod, in the driver's order."""
     return [gpu for gpu in machine.driver.gpus if gpu.uuid in answers["ids"][GPU]]
 
 
 def seen_by(container: Container) -> list[str]:
-    """Return what a container sees: GPUs, how many by CUDA, and the driver's version."""
+    """Return the GPUs, the CUDA device count and the driver version that a container sees."""
     lines = container.exec("sh", "-ec", SCRIPT).ok().stdout.splitlines()
     return [line for line in lines if not line.startswith("CUDA device ")]
 
@@ -148,7 +149,7 @@ def expected(gpus: Sequence[Gpu], version: str) -> list[str]:
 
 
 def check(container: Container, machine: Machine, gpus: Sequence[Gpu], version: str = OLD) -> None:
-    """Look whether a container has these GPUs, and can open no other."""
+    """Check that a container has these GPUs, and can open no other."""
     assert seen_by(container) == expected(gpus, version)
     minors = {gpu.minor for gpu in gpus}
     inside = seen(container.exec(*look(machine.driver.minors)))
@@ -183,7 +184,7 @@ def test_a_container_gets_exactly_the_granted_gpus(
 def test_volume_mounts_without_their_setting_are_refused(
     cri: Cri, machine: Machine, installation: Installation, place: Path
 ) -> None:
-    """The engine's message names the setting, and no missing device."""
+    """The engine's error names the setting and not a missing device."""
     with plugin(place, installation, machine, ("volume-mounts",)) as kubelet:
         answers = kubelet.admit("one", {GPU: 1})
         with (
@@ -196,7 +197,7 @@ def test_volume_mounts_without_their_setting_are_refused(
 def test_a_pod_without_granted_gpus_gets_none(
     cri: Cri, machine: Machine, installation: Installation, place: Path, hardened: None
 ) -> None:
-    """Whatever its image says, and whatever others were granted."""
+    """The image's variable and the devices of other pods don't matter."""
     with plugin(place, installation, machine, ("volume-mounts",)) as kubelet:
         answers = kubelet.admit("one", {GPU: 1})
         with cri.pod("gpu-py", "one") as one, cri.pod("gpu-py", "none") as none:
@@ -257,7 +258,7 @@ def test_a_pods_own_variable_gives_no_further_devices(
     place: Path,
     every_vendor: None,
 ) -> None:
-    """The kubelet puts a pod's env after the plugin's: neither it nor one without a request."""
+    """The kubelet puts a pod's own variables last, so they could replace the plugin's."""
     info = others[vendor].ask(machine.config, "info")
     [known] = [each for each in info["others"] if each["vendor"] == vendor]
     devices = [{*each["nodes"]} for each in known["devices"]]
@@ -285,7 +286,7 @@ def test_a_pods_own_variable_gives_no_further_devices(
 
 @pytest.fixture
 def updated(machine: Machine) -> Iterator[None]:
-    """Have the old driver back at the end."""
+    """Restore the old driver at the end."""
     yield
     machine.install(OLD)
 
@@ -301,7 +302,7 @@ def wait_for_folder(machine: Machine, version: str) -> None:
 
 
 def admitted_again(kubelet: Kubelet) -> Answers:
-    """Return what stands in the checkpoint, once the pod's devices are there and well."""
+    """Return the checkpoint's content once the pod's devices are present and healthy."""
     found: list[Answers] = []
 
     def is_admitted() -> bool:
@@ -361,7 +362,7 @@ def test_gpus_of_a_driver_without_files_get_only_nodes(
 
 
 def nodes_of(amd: Devices, machine: Machine, ids: Sequence[str]) -> list[str]:
-    """Return the nodes of AMD's GPUs with these ids."""
+    """Return the nodes of the AMD GPUs with these ids."""
     info = amd.ask(machine.config, "info")
     [known] = [each for each in info["others"] if each["vendor"] == "amd"]
     return [path for each in known["devices"] if each["id"] in ids for path in each["nodes"]]
@@ -381,7 +382,7 @@ def sid(
 
 @pytest.fixture(scope="module")
 def documents(workspace: Path) -> Path:
-    """A folder for CDI documents that no other engine reads."""
+    """A folder of CDI specs that no other engine reads."""
     made = workspace / "pods-cdi"
     made.mkdir()
     return made
@@ -391,7 +392,7 @@ def documents(workspace: Path) -> Path:
 def cri_of_sid(
     workspace: Path, sid: Release, archive: Path, pause_archive: Path, documents: Path
 ) -> Iterator[Cri]:
-    """A containerd that knows CDI, with plain runc."""
+    """A containerd that supports CDI, with plain runc."""
     text = WITH_CDI.replace('["/etc/cdi", "/var/run/cdi"]', f'["{documents}"]')
     words = (workspace / "pods-2", sid.namespace, Path(sid.which("runc")), archive)
     with containerd(*words, {}, text) as engine, cri_of(engine, archive, pause_archive) as made:
@@ -411,7 +412,7 @@ def test_the_engine_gives_the_granted_gpus_and_the_updated_driver(
     place: Path,
     updated: None,
 ) -> None:
-    """And, once the driver was updated, the new one for the same answer."""
+    """After a driver update, the same response gives the new driver."""
     option = f"--cdi-folder={documents}"
     with plugin(place, sid.installation, machine, (strategy,), GPU, option) as kubelet:
         answers = kubelet.admit("one", {GPU: 2})

@@ -1,4 +1,4 @@
-"""Health of devices at the kubelet: errors, lost GPUs, MIG devices that change."""
+"""Device health that the kubelet sees: errors, lost GPUs, and changed MIG devices."""
 
 import os
 from collections.abc import Iterator
@@ -126,7 +126,7 @@ def test_a_gpu_lost_before_the_start_is_unhealthy(node: Node) -> None:
 
 
 def test_nvlinked_gpus_are_preferred_together(node: Node) -> None:
-    """Asked once, and a lost GPU spoils nothing of what is known of the others."""
+    """NVLinks are read once, and a lost GPU doesn't affect what is known of the others."""
     driver = node.simulate("--gpus=6", "--nvlink=pairs", "--lost=5")
     node.start()
     node.healthy(5, 6)

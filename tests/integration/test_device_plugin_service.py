@@ -1,4 +1,4 @@
-"""The device plugin's supervisor: its children, drivers that come, go and hang, what it costs."""
+"""The device plugin's supervisor: its child processes, driver changes and hangs, and its costs."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ def test_without_a_driver_the_plugin_ends_or_waits(node: Node) -> None:
 
 
 def test_a_hung_driver_withdraws_only_its_own_gpus(node: Node, installation: Installation) -> None:
-    """A hung NVML removes only NVIDIA's GPUs."""
+    """NVML hangs, but AMD's GPUs stay healthy."""
     other = node.folder / "amd"
     run([installation.command, "simulate", other, "--vendor=amd", "--gpus=2"]).ok()
     lines = node.config.read_text().replace(

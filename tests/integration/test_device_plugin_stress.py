@@ -1,4 +1,4 @@
-"""The device plugin's server for a long time: nothing is lost, and it doesn't grow."""
+"""The device plugin's server over a long run: it loses no update and doesn't grow."""
 
 import random
 import tempfile
@@ -18,7 +18,7 @@ GROWTH_KIB = 1024  # from the middle of a run to its end; a leak of 6 KiB at eac
 
 @pytest.fixture
 def kubelet() -> Iterator[Kubelet]:
-    """A kubelet that runs, with a short path."""
+    """A running kubelet in a folder with a short path."""
     with tempfile.TemporaryDirectory(prefix="gk") as top, Kubelet(Path(top) / "dp") as running:
         running.start()
         yield running
@@ -34,7 +34,7 @@ def server(kubelet: Kubelet) -> Iterator[PluginServer]:
 
 
 class Size:
-    """Resources of a process now, for a later comparison."""
+    """The current resources of a process, for a later comparison."""
 
     def __init__(self, server: PluginServer) -> None:
         self._server = server
@@ -42,7 +42,7 @@ class Size:
         self.threads, self.descriptors = server.threads(), server.descriptors()
 
     def check(self) -> None:
-        """Fail if the process has grown since."""
+        """Fail if the process has grown since then."""
         assert self._server.memory() - self.memory < GROWTH_KIB
         # A connection that has just ended, or one that begins, may be among them.
         assert abs(self._server.descriptors() - self.descriptors) <= 4
@@ -50,7 +50,7 @@ class Size:
 
 
 def wait_for_lost(kubelet: Kubelet, gpu: int) -> None:
-    """Wait until one of the GPUs is broken, in one step: a resource may register twice."""
+    """Wait until only this GPU is unhealthy, in one check: a resource may register twice."""
 
     def is_lost() -> bool:
         devices = kubelet.devices(GPU).values()
@@ -131,7 +131,7 @@ def test_broken_streams_lose_no_device_and_no_memory(
 def test_many_devices_in_eight_resources_are_allocated(
     kubelet: Kubelet, server: PluginServer
 ) -> None:
-    """112 MIG devices on one node, in replicas of 4, in eight resources."""
+    """One node has 112 MIG devices, in replicas of 4, as eight resources."""
     names = [f"nvidia.com/mig-{number}g.10gb" for number in range(1, 9)]
     server.report(*(gpus(14, name=name, replicas=4) for name in names))
     for name in names:

@@ -1,4 +1,4 @@
-"""Settings of devices: an owner puts back what it changed, and changes none that another needs."""
+"""Device settings: the owner restores its changes, and changes no setting that others need."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def put(driver: Driver, name: str, values: dict[int, int]) -> None:
 
 
 def values(driver: Driver, name: str) -> dict[int, int]:
-    """Return a setting of the GPUs where it isn't the default, as the driver has it."""
+    """Return a setting of the GPUs where it isn't the default, as the driver stores it."""
     text = (driver.root / "simulate" / name).read_text()
     return {int(gpu): int(value) for gpu, value in map(str.split, text.splitlines())}
 
@@ -88,13 +88,13 @@ def gpu(driver: Driver, number: int) -> str:
 
 
 def ask(node: Node, claim: Claim) -> str:
-    """Return why a claim isn't prepared, "" where it is."""
+    """Return the error of preparing a claim, or "" on success."""
     found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
     return found if isinstance(found, str) else ""
 
 
 def refusals(node: Node, driver: Driver) -> dict[str, tuple[Claim, str]]:
-    """Return claims that are refused late, each with words of the reason."""
+    """Return claims that are refused late, each with words of the error."""
     first, second = result(gpu(driver, 0), "a"), result(gpu(driver, 1), "b")
     greedy = by_mps("b", defaultPinnedDeviceMemoryLimit="900Gi")
     seventh = by_mps("b", defaultPerDevicePinnedMemoryLimit={"7": "1Gi"})
@@ -130,7 +130,7 @@ def refusals(node: Node, driver: Driver) -> dict[str, tuple[Claim, str]]:
     instead="for device, title in ():",
 )
 def test_a_refused_claim_changes_no_setting(node: Node, driver: Driver) -> None:
-    """Not even for a moment: what refuses it is asked before."""
+    """No setting changes even for a moment, because all conditions are checked first."""
     files = [driver.root / "simulate" / name for name in ("compute", "timeslice")]
     times = [path.stat().st_mtime_ns for path in files]
     with node.service():
@@ -158,7 +158,7 @@ def test_a_refused_claim_changes_no_setting(node: Node, driver: Driver) -> None:
 
 
 def no_room(node: Node) -> None:
-    """Have no document be written: its folder is on a filesystem that is full."""
+    """Fill the filesystem of the CDI folder, so that no CDI spec can be written."""
     run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=755", "gpuhook-test", node.cdi]).ok()
     (node.cdi / "full").write_bytes(bytes(4096))
 
@@ -184,7 +184,7 @@ def no_daemon(driver: Driver, command: str) -> None:
 def test_settings_are_restored_at_once_after_a_failed_prepare(
     node: Node, driver: Driver, what: str
 ) -> None:
-    """The kubelet may not come again for a minute, or never."""
+    """The kubelet may not try again for a minute, or never."""
     wanted, words, slices = sliced("Long"), "can't be written", SLICES
     if what == "the time slice":
         no_time_slices(driver)
@@ -207,7 +207,7 @@ def test_settings_are_restored_at_once_after_a_failed_prepare(
 
 
 def test_settings_are_restored_after_a_killed_service_restarts(node: Node, driver: Driver) -> None:
-    """And each claim puts back its own."""
+    """Each claim then restores its own settings."""
     first = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     second = node.claim("b", result(gpu(driver, 1)), config=[by_mps()])
     with node.service() as process:
@@ -244,7 +244,7 @@ def test_a_setting_changed_by_another_program_is_not_restored(node: Node, driver
 def test_settings_are_restored_after_a_kill_at_every_point(
     node: Node, driver: Driver, verb: str, least: int
 ) -> None:
-    """The next request restores the former settings, at whichever step the last one stopped."""
+    """The next request restores the settings, whichever step the killed one had reached."""
     claim = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     for point in range(1, MOST, 2):
         was_killed = True
@@ -303,7 +303,7 @@ def test_a_gpu_prohibited_by_the_administrator_is_refused_and_unchanged(
 
 
 def mps(node: Node, verb: str, devices: str = "0", *options: str | Path) -> Result:
-    """Run gpuhook mps with a configuration of its own, which shares those devices."""
+    """Run gpuhook mps with a separate configuration, which shares those devices."""
     own = node.config.with_name("mps.toml")
     own.write_text(f'{node.config.read_text()}[gpuhook.mps]\ndevices = "{devices}"\n')
     env = {"GPUHOOK_CONFIG": str(own)}
@@ -324,7 +324,7 @@ def ended(node: Node) -> Iterator[None]:
 )
 @pytest.mark.usefixtures("ended")
 def test_mps_and_claims_refuse_each_others_gpus(node: Node, driver: Driver) -> None:
-    """Each is refused what the other has, before anything is changed; and it is free afterwards."""
+    """Each refuses GPUs of the other before any change; released GPUs are free again."""
     claims = {
         name: node.claim(name, result(gpu(driver, 0)), config=configs)
         for name, configs in {"plain": [], "sliced": [sliced()], "mps": [by_mps()]}.items()
@@ -353,7 +353,7 @@ def test_mps_and_claims_refuse_each_others_gpus(node: Node, driver: Driver) -> N
 
 
 def grow_old(node: Node) -> None:
-    """Make the records of the device plugin some minutes old."""
+    """Make the device plugin's records ten minutes older."""
     for path in node.records.glob("pod_*"):
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "at": record["at"] - 600}))
@@ -375,7 +375,7 @@ def grow_old(node: Node) -> None:
 def test_mps_refuses_a_gpu_that_the_device_plugin_gave_a_pod(
     node: Node, driver: Driver, tmp_path: Path, replicas: int
 ) -> None:
-    """Not even a daemon that serves another GPU ends; the GPU is free when its pod has ended."""
+    """A daemon of another GPU keeps running; the GPU is free after its pod has ended."""
     put(driver, "compute", {})
     shared = f"sharing: {{timeSlicing: {{resources: [{{name: {GPU}, replicas: {replicas}}}]}}}}\n"
     file = tmp_path / "plugin.yaml"
@@ -435,7 +435,7 @@ def test_mps_start_sets_a_mode_again_that_another_program_changed(
 def test_claims_mps_and_kills_in_any_order_leave_correct_settings(
     node: Node, driver: Driver, seed: int
 ) -> None:
-    """After each step every setting is its owner's, or what it was before there was one."""
+    """After each step, every setting is its owner's or the original one."""
     chance = random.Random(seed)  # noqa: S311 - the same each time
     first = node.claim("a", result(gpu(driver, 0)), config=[sliced("Long")])
     second = node.claim("b", result(gpu(driver, 1)), config=[by_mps()])
@@ -532,7 +532,7 @@ def test_doctor_reports_settings_that_differ_from_the_drivers(node: Node, driver
 def test_a_damaged_mps_record_is_reported_and_removed_by_stop(
     node: Node, driver: Driver, has_state: bool
 ) -> None:
-    """No start takes the mode that MPS has set for the one before; stop removes the record."""
+    """No start keeps the mode of the damaged record, and stop removes that record."""
     put(driver, "compute", {})
     claim = node.claim("a", result(gpu(driver, 1)))
     mps(node, "start").ok()
@@ -553,7 +553,7 @@ def test_a_damaged_mps_record_is_reported_and_removed_by_stop(
 
 
 def test_an_interrupted_mps_start_restores_the_compute_mode(node: Node, driver: Driver) -> None:
-    """By Ctrl-C amid its start."""
+    """Ctrl-C interrupts the start."""
     put(driver, "compute", {})
     no_daemon(driver, "sleep 3")
     own = node.config.with_name("mps.toml")

@@ -1,4 +1,4 @@
-"""Discovery over simulated drivers finds exactly what the machine has."""
+"""Discovery with simulated drivers finds exactly the simulated devices."""
 
 import os
 import shutil
@@ -128,7 +128,7 @@ def test_a_hanging_driver_process_ends_with_its_caller(root: Path) -> None:
 
 
 def test_discovery_works_without_standard_streams(root: Path) -> None:
-    """Their numbers are free then, and the pipe to NVML's child gets them."""
+    """Their descriptors 0 to 2 are free then, and the pipe to NVML's child process gets them."""
     _, config = simulate(root, gpus=1)
     asker = os.fork()
     if asker == 0:
@@ -142,7 +142,7 @@ def test_discovery_works_without_standard_streams(root: Path) -> None:
 
 
 def test_a_crashing_driver_causes_an_error(root: Path) -> None:
-    """NVML runs in a child: what kills it does not kill the container's creator."""
+    """NVML runs in a child process, so its crash doesn't kill the container's creator."""
     built, config = simulate(root, gpus=1)
     library = Path(built.root) / built.library_dir.lstrip("/")
     target = library / f"libnvidia-ml.so.{built.driver_version}"
@@ -169,7 +169,7 @@ def test_a_missing_root_is_named(root: Path) -> None:
 
 
 def modprobe(root: Path, script: str) -> None:
-    """Give the driver root an nvidia-modprobe, which runs below it with busybox' shell."""
+    """Add an nvidia-modprobe to the driver root; it runs there with busybox' shell."""
     (root / "bin").mkdir(exist_ok=True)
     shutil.copy2("/bin/busybox", root / "bin/busybox")
     program = root / "usr/bin/nvidia-modprobe"

@@ -1,4 +1,4 @@
-"""In the root filesystems of real distributions the loader agrees with a full ldconfig."""
+"""In root filesystems of real distributions, the loader's results agree with a full ldconfig."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def gpuhook(installation: Installation, configs: dict[str, Path]) -> Gpuhook:
 
 @pytest.fixture(scope="session")
 def gpuhook_before(installation: Installation, workspace: Path) -> Gpuhook:
-    """The machine as it was before its driver was updated."""
+    """A gpuhook that was configured before the driver's update."""
     driver = simulate(installation, workspace / "older-driver", f"--driver-version={OLDER}")
     config = write_config(workspace / "configs/older", driver.root, ["runc"])
     return Gpuhook(installation, {"GPUHOOK_CONFIG": str(config)})
@@ -62,7 +62,7 @@ def root(request: pytest.FixtureRequest, roots: dict[str, Path], releases: dict[
 
 @pytest.fixture
 def bundle(root: Path, start: Start) -> Iterator[Bundle]:
-    """A bundle on a distribution's root with a dlprobe, whose container gets every library."""
+    """A bundle with a distribution's root and dlprobe, whose container gets every library."""
     with start(root) as made:
         if not (made.root / "usr/local/bin/dlprobe").exists():
             distributions.add_probe(made.root)
@@ -71,9 +71,9 @@ def bundle(root: Path, start: Start) -> Iterator[Bundle]:
 
 
 def rebuild_cache(root: Path, operations: list[Operation]) -> None:
-    """Copy the driver's files to where they had been mounted, and have a full ldconfig run.
+    """Copy the driver's files to their mount points, and run a full ldconfig.
 
-    Its links are made anew too; those that it wouldn't make stay.
+    ldconfig also makes its links again; links that it wouldn't make stay.
     """
     for op in operations:
         place = root / op.get("destination", "/").lstrip("/")
@@ -122,7 +122,7 @@ def test_an_ldconfig_run_inside_changes_nothing(bundle: Bundle, gpuhook: Gpuhook
 
 
 def add_own_folders(root: Path) -> None:
-    """Give an image two folders whose order in ld.so.conf.d decides, and a libcuda of its own."""
+    """Add two folders whose order in ld.so.conf.d matters, and a separate libcuda, to an image."""
     for folder, libraries in {"b": ["libown.so.1", "libcuda.so.1"], "a": ["libown.so.1"]}.items():
         (root / "opt" / folder).mkdir(parents=True)
         for name in libraries:

@@ -58,7 +58,7 @@ def test_an_ordinary_user_can_use_the_gpus(engine: Docker, driver: Driver) -> No
 def test_a_privileged_container_gets_only_the_requested_nodes(
     engine: Docker, driver: Driver
 ) -> None:
-    """A privileged container may open any device; the nodes it gets are those asked for."""
+    """A privileged container may open any device, but only the requested nodes are in it."""
     inside = seen(engine.run(DEBIAN, *look(driver.minors), env=TWO, options=privileged_options()))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
     assert set(inside.by_hand.values()) == {"ENXIO"}
@@ -66,7 +66,6 @@ def test_a_privileged_container_gets_only_the_requested_nodes(
 
 @DOCKERS
 def test_a_container_keeps_its_gpus_across_exec_and_restart(engine: Docker, driver: Driver) -> None:
-    """A container keeps its GPUs when it is stopped and started again."""
     options = ["--detach", "--runtime=gpu-py", "-e", TWO[0]]
     name = engine.call("run", *options, DEBIAN, "sleep", "1000").ok().stdout.strip()
     try:
@@ -109,7 +108,7 @@ def test_update_keeps_the_gpus(engine: Docker, driver: Driver) -> None:
 
 @DOCKERS
 def test_run_options_override_the_images_variable(engine: Docker, driver: Driver) -> None:
-    """CUDA's images say NVIDIA_VISIBLE_DEVICES=all themselves; docker run -e wins."""
+    """CUDA's images set NVIDIA_VISIBLE_DEVICES=all; docker run -e has precedence."""
     create = ["create", DEBIAN, "true"]
     name = engine.call(*create).ok().stdout.strip()
     change = "ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=utility"
@@ -125,7 +124,6 @@ def test_run_options_override_the_images_variable(engine: Docker, driver: Driver
 
 @DOCKERS
 def test_eight_containers_at_once_get_their_own_gpus(engine: Docker, driver: Driver) -> None:
-    """Eight containers at the same time, each with a GPU of its own."""
     names = []
     try:
         for gpu in driver.gpus:
@@ -155,7 +153,7 @@ def test_container_without_gpu_is_the_same_with_and_without_gpu_py(engine: Docke
 
 @DOCKERS
 def test_hook_that_docker_has_is_kept(engine: Docker) -> None:
-    """Docker's own prestart hook sets up the network; without it ``inspect`` says so."""
+    """Docker's prestart hook sets up the network, and without it ``inspect`` shows no network."""
     options = ["--detach", "--runtime=gpu-py", "-e", TWO[0], "--network=none"]
     name = engine.call("run", *options, DEBIAN, "sleep", "1000").ok().stdout.strip()
     try:

@@ -1,4 +1,4 @@
-"""A user who may ask Docker, and isn't root: which container has which GPU."""
+"""Lists of the containers' GPUs, for a user who may call Docker and isn't root."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def docker(
 
 @contextmanager
 def running(docker: Docker, name: str, *options: str) -> Iterator[str]:
-    """Have a container run; yield its id."""
+    """Run a container during the block; yield its id."""
     words = ["run", "--detach", "--name", name, *options]
     container = docker.call(*words, image("debian"), "sleep", "1000").ok().stdout.strip()
     try:
@@ -57,7 +57,7 @@ def running(docker: Docker, name: str, *options: str) -> Iterator[str]:
 
 
 class User:
-    """gpuhook, called by a user in Docker's group, or in none."""
+    """gpuhook, run by a user who is or isn't in Docker's group."""
 
     def __init__(self, command: Path, config: Path) -> None:
         self._command = command
@@ -67,7 +67,7 @@ class User:
         return run([*way, self._command, *words, "--config", self._config]).ok()
 
     def indices(self, name: str) -> list[int]:
-        """Return the GPUs that the list says a container has."""
+        """Return the indices of a container's GPUs in the output of gpuhook list."""
         answer = json.loads(self.call("list", "--format=json").stdout)
         assert answer["complete"] is False
         return [each["index"] for each in answer["gpus"] if name in each["containers"]]
@@ -124,7 +124,7 @@ def test_docker_start_options_determine_the_gpus_shown(
 def test_settings_refuse_the_environment_of_an_unprivileged_container(
     docker: Docker, reachable: Path, workspace: Path, driver: Driver, more: list[str], indices: Any
 ) -> None:
-    """As gpu-py would today: what it was given under other settings isn't known."""
+    """The list applies today's settings, as gpu-py would; earlier settings are unknown."""
     folder = workspace / f"hardened-{len(more)}"  # which everybody may enter
     hardened = harden(write_config(folder, driver.root, ["runc"]))
     options = ["--runtime=gpu-py", "-e", "NVIDIA_VISIBLE_DEVICES=6", *more]

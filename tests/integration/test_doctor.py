@@ -1,4 +1,4 @@
-"""The doctor looks at simulated drivers and at dockerds that really run."""
+"""The doctor, with simulated drivers and real dockerds."""
 
 import json
 import os
@@ -19,7 +19,7 @@ PRIVATE = "a-value-that-is-no-ones-business"
 
 
 class Doctor:
-    """The doctor as a user calls it."""
+    """The doctor, run as a user runs it."""
 
     def __init__(self, installation: Installation, config: Path) -> None:
         self.argv: list[str | Path] = [installation.command, "doctor", "--config", config]
@@ -38,7 +38,7 @@ class Doctor:
         return found["status"]
 
     def docker(self, engine: Docker) -> dict[str, str]:
-        """Return check -> status of what is said of one dockerd."""
+        """Return the status of each check that concerns this dockerd."""
         own = [each for each in self.findings() if str(engine.folder) in each["message"]]
         return {each["check"]: each["status"] for each in own}
 
@@ -97,7 +97,7 @@ def test_a_missing_or_wrong_node_is_a_failure(installation: Installation, worksp
 
 @pytest.fixture
 def unconfigured(workspace: Path, host: Namespace, archive: Path) -> Iterator[Docker]:
-    """A dockerd whose daemon.json says nothing of us."""
+    """A dockerd whose daemon.json doesn't mention gpuhook."""
     with dockerd(workspace / "doctor-docker", host, {}, archive, {}) as engine:
         yield engine
 

@@ -1,6 +1,7 @@
-"""The doctor's findings on a CDI spec after its driver changed: real ones, simulated.
+"""The doctor's findings on a CDI spec after a real change of its simulated driver.
 
-tests/unit/tools/doctor/test_doctor_cdi.py has the faults that need no driver, and the engines.
+The tests of engines, and of faults that need no driver, are in
+tests/unit/tools/doctor/test_doctor_cdi.py.
 """
 
 import json
@@ -21,7 +22,7 @@ Findings = dict[str, dict[str, str]]
 
 @dataclass
 class Site:
-    """A driver with three GPUs, and a document that was made of it."""
+    """A driver with three GPUs, and a CDI spec that was generated from it."""
 
     installation: Installation
     config: Path
@@ -29,7 +30,7 @@ class Site:
     document: Path
 
     def findings(self) -> Findings:
-        """Return what is said of documents, by check; each is said once here."""
+        """Return the findings on CDI specs by check; each check occurs only once here."""
         words = (self.installation.command, "doctor", "--config", self.config, "--format", "json")
         found = json.loads(run(words).stdout)["findings"]
         assert not [each for each in found if "itself failed" in each["message"]]
@@ -39,7 +40,7 @@ class Site:
         return {each["check"]: each for each in about}
 
     def install(self, *options: str) -> None:
-        """Replace the driver by another one."""
+        """Replace the simulated driver by another one."""
         shutil.rmtree(self.driver.root)
         self.driver = simulate(self.installation, self.driver.root, *options)
 
@@ -73,7 +74,7 @@ def test_a_driver_update_makes_the_spec_stale(site: Site) -> None:
 
 
 def test_names_that_mean_other_gpus_are_a_failure(site: Site) -> None:
-    """A request for 0 gets another GPU than intended: the worst case."""
+    """A request for 0 gets another GPU than intended, which is the worst case."""
     site.install("--gpus=3", "--minors=0,2,1")
     found = site.findings()["cdi-names"]
     assert found["status"] == "failure"
@@ -120,7 +121,7 @@ def test_a_missing_driver_adds_no_findings_on_specs(site: Site) -> None:
 
 
 def test_wrong_node_numbers_of_another_generator_are_a_warning(site: Site) -> None:
-    """It wrote those of a node whose major is another one since the module was loaded again."""
+    """The spec has the old number of a node, whose major changed when the module was reloaded."""
     whole = json.loads(run([site.installation.command, "cdi", "generate", "--config", site.config,
                             "--format", "json"]).ok().stdout)  # fmt: skip
     uvm = site.driver.root / "dev/nvidia-uvm"
@@ -172,7 +173,7 @@ def test_doctor_warns_of_faults_that_hide_a_cdi_spec_from_engines(
 
 
 def test_names_of_an_unknown_kind_are_not_judged(site: Site) -> None:
-    """A document of a kind that we don't know has names that we can't judge."""
+    """gpuhook doesn't know the meaning of such names."""
     site.document.write_text(site.document.read_text().replace(KIND, "other.example/gpu"))
     site.install("--gpus=2", "--minors=2,0")
     assert "cdi-names" not in site.findings()

@@ -1,6 +1,6 @@
-"""Order, length and end of the doctor's output, on machines with problems.
+"""Order, length and end of the doctor's output, on hosts with problems.
 
-The command really runs, in a PID namespace of its own: it sees no daemons but those of a test.
+The command runs in a separate PID namespace, so that it sees only the test's daemons.
 """
 
 import json
@@ -81,7 +81,7 @@ path = "nvidia-ctk"
 
 @dataclass(frozen=True)
 class Said:
-    """The doctor's result: status, the findings that aren't ok, and all findings by name."""
+    """The doctor's result: exit status, findings that aren't ok, and all findings by name."""
 
     status: int
     wrong: list[str]
@@ -90,13 +90,13 @@ class Said:
 
     @property
     def verdict(self) -> tuple[int, list[str]]:
-        """The exit status, and the names of what isn't ok."""
+        """The exit status, and the names of the findings that aren't ok."""
         return self.status, self.wrong
 
 
 @dataclass
 class Machine:
-    """A machine with gpuhook, a configuration and the engines' files that a test writes."""
+    """A host with gpuhook, a configuration, and engine files that a test writes."""
 
     bin: Path
     folder: Path
@@ -121,7 +121,7 @@ class Machine:
         )
 
     def register_podman(self, path: str | Path = PODMAN) -> None:
-        """Have podman know gpu-py."""
+        """Add gpu-py to podman's configuration."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(f'[engine.runtimes]\ngpu-py = ["{self.bin}/gpu-py"]\n')
 
@@ -134,7 +134,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def bin_folder(workspace: Path, installation: Installation) -> Iterator[Path]:
-    """The installation where every user can reach it, whatever folder it is in."""
+    """The installation at a path that every user can reach, whatever folder it is in."""
     place = workspace / "doctor-order-programs"
     place.mkdir()
     run(["mount", "--bind", installation.bin.parent, place]).ok()
@@ -145,7 +145,7 @@ def bin_folder(workspace: Path, installation: Installation) -> Iterator[Path]:
 
 @pytest.fixture
 def folder(workspace: Path) -> Iterator[Path]:
-    """A folder that every user may enter; the engines know nothing of us at first."""
+    """A folder that every user may enter; at first no engine is configured for gpuhook."""
     made = workspace / "doctor-order"
     made.mkdir()
     for place in map(Path, PLACES):
@@ -158,12 +158,12 @@ def folder(workspace: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def machine(folder: Path, bin_folder: Path, driver: Driver) -> Machine:
-    """A machine with nothing wrong but that no engine knows gpu-py."""
+    """A host whose only problem is that no engine knows gpu-py."""
     return Machine(bin_folder, folder, write_config(folder / "config", driver.root, ["runc"]))
 
 
 def _with_driver(machine: Machine, installation: Installation, *options: str) -> Driver:
-    """Give the machine a driver of its own."""
+    """Give the host a separate simulated driver."""
     driver = simulate(installation, machine.folder / "driver", "--gpus=2", *options)
     machine.config = write_config(machine.folder / "own-config", driver.root, ["runc"])
     machine.register_podman()
@@ -315,7 +315,7 @@ def test_unreadable_files_of_an_engine_are_reported_to_an_ordinary_user(machine:
 
 
 def _on_terminal(machine: Machine, **environment: str) -> str:
-    """Return what the doctor writes on a terminal of 60 columns."""
+    """Return the doctor's output on a terminal of 60 columns."""
     ours, theirs = pty.openpty()
     variables = {"PATH": os.environ["PATH"], "TERM": "xterm", "COLUMNS": "60", **environment}
     try:

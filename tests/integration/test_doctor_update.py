@@ -1,4 +1,4 @@
-"""gpuhook doctor --before-update, with real containers and processes that have a node open."""
+"""gpuhook doctor --before-update, with real containers and processes that hold a node open."""
 
 import json
 import os
@@ -33,7 +33,7 @@ HOLD = 'exec busybox sleep 1000 3<"$1"'
 
 @dataclass(frozen=True)
 class Update:
-    """A driver whose nodes can be opened, and the doctor before its update."""
+    """A simulated driver whose nodes can be opened, and the doctor before its update."""
 
     installation: Installation
     root: Path
@@ -53,7 +53,7 @@ class Update:
         return found
 
     def holders(self, of: str) -> list[dict[str, Any]]:
-        """Return the holders whose name or id has this in it."""
+        """Return the holders whose name or id contains this text."""
         every = self.report()["holders"]
         return [each for each in every if of in each["name"] or of in each["id"]]
 
@@ -77,7 +77,7 @@ def update(installation: Installation, workspace: Path) -> Iterator[Update]:
 
 @pytest.fixture
 def held(update: Update) -> Iterator[Callable[[str, int], int]]:
-    """Start a process that has the driver's first node open in some way; return its id."""
+    """A function that starts a process that holds a node open or mapped, and returns its PID."""
     started = []
 
     def hold(how: str, flags: int = os.O_RDONLY) -> int:
@@ -117,7 +117,7 @@ def test_a_process_with_an_open_node_is_a_failure(update: Update, held: Callable
 def test_a_process_that_only_mapped_a_node_is_found(
     update: Update, held: Callable[..., int]
 ) -> None:
-    """The kernel module stays in use without a descriptor."""
+    """A mapping keeps the kernel module in use without a descriptor."""
     pid = held("mapped")
     assert _pids(update.report()["holders"])[pid] == ["/dev/acme1"]
 
@@ -176,7 +176,7 @@ def _check(update: Update, container: str, engine: str, restarts: str | None) ->
 
 @ONE
 def test_a_container_without_open_nodes_is_a_warning(bundle: Bundle, update: Update) -> None:
-    """It keeps the old driver's files: a warning, and the status 1 unless others have it open."""
+    """It has the old driver's files; the status is 1 unless other processes are holders."""
     bundle.environ("ACME_VISIBLE_DEVICES=0")
     bundle.command("sleep", "1000")
     config = bundle.path / "update.toml"
@@ -212,7 +212,7 @@ def test_a_spec_with_the_drivers_files_is_a_warning(update: Update, workspace: P
 
 
 def test_the_documented_node_problem_detector_rule_works(update: Update) -> None:
-    """Its rule is run as node-problem-detector does, in the namespaces of a process on the node."""
+    """The rule runs as in node-problem-detector, in the namespaces of a host process."""
     page = (REPOSITORY / "docs/kubernetes/device-plugin.md").read_text()
     [text] = re.findall(r'```json\n(\{\n  "plugin".*?)```', page, re.DOTALL)
     written = json.loads(text)
@@ -229,7 +229,7 @@ def test_the_documented_node_problem_detector_rule_works(update: Update) -> None
 
 
 def test_npd_output_is_one_line_with_a_plugin_status(update: Update) -> None:
-    """One line, and 0, 1 or 2 as its custom plugins return."""
+    """node-problem-detector's custom plugins print one line and return 0, 1 or 2."""
     done = update.doctor("--npd")
     assert (done.status, done.stdout.count("\n")) in ((0, 1), (1, 1))
     broken = update.config.with_name("update-broken.toml")

@@ -1,4 +1,4 @@
-"""gpuhook dra as it is called, with simulated drivers: GPUs, MIG devices, lost ones."""
+"""The command gpuhook dra, with simulated drivers: GPUs, MIG devices and lost devices."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def machine(installation: Installation, tmp_path: Path) -> Callable[..., Driver]
 
 @pytest.fixture
 def dra(installation: Installation, tmp_path: Path) -> Dra:
-    """Return what calls the command for the machine in this test's folder."""
+    """A function that runs gpuhook dra for the simulated machine in this test's folder."""
 
     config = write_config(tmp_path / "config", tmp_path / "root", ["runc"])
 
@@ -43,7 +43,7 @@ def names(slices: list[Any]) -> list[str]:
 
 
 def consumers(slices: list[Any]) -> dict[str, dict[str, int]]:
-    """Return what each device uses of its counters, but memory, which has a unit."""
+    """Return the counters that each device uses, except memory, which has a unit."""
     return {
         device.name: {
             name: int(value.value)

@@ -1,4 +1,4 @@
-"""Published devices of simulated machines, and the commands that call an API server."""
+"""The published devices of simulated machines, and the commands that call an API server."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def call(installation: Installation, tmp_path: Path) -> Call:
-    """Return what calls gpuhook for the machine in this test's folder."""
+    """A function that runs gpuhook for the simulated machine in this test's folder."""
     config = write_config(tmp_path / "config", tmp_path / "root", ["runc"])
 
     def words(command: str, *more: str) -> Result:
@@ -49,7 +49,7 @@ def call(installation: Installation, tmp_path: Path) -> Call:
 
 @pytest.fixture
 def kubeconfig(api: ApiServer, tmp_path: Path) -> str:
-    """A node's own: with a client's certificate, all as files next to it."""
+    """A node's kubeconfig with a client certificate, whose files are next to it."""
     user = {"client-certificate": "api/client.crt", "client-key": "api/client.key"}
     document = {
         "current-context": "here",
@@ -74,7 +74,7 @@ def slices(result: Result) -> Sequence[Object]:
 def test_published_slices_conform_to_the_api(
     name: str, release: str, installation: Installation, api: ApiServer, call: Call, tmp_path: Path
 ) -> None:
-    """Each slice as it was written is what the API's own rules and models want."""
+    """The written slices must conform to the API's rules and models."""
     simulate(installation, tmp_path / "root", *MACHINES[name])
     options = ("--dry-run", "--dynamic-mig", "--format", "json", "--kubernetes")
     forms = {form: [*slices(call("dra", *options, version))] for form, version in (
@@ -101,7 +101,7 @@ def test_published_slices_conform_to_the_api(
 
 
 def shortened(given: Any) -> str:
-    """Return slices in the spelling of the server, which writes 132000 as 132k."""
+    """Return slices as the server writes them, such as 132k for 132000."""
     from api_server import _plain  # noqa: PLC0415
 
     return json.dumps(_plain(given))
@@ -127,7 +127,7 @@ def test_a_dry_run_uses_the_api_servers_version(
 def test_the_service_starts_without_asking_the_api_server(
     installation: Installation, api: ApiServer, call: Call, kubeconfig: str, tmp_path: Path
 ) -> None:
-    """Claims can be unprepared without the server; here gRPC is missing, which ends it."""
+    """It can unprepare claims without the server; here it exits because gRPC is missing."""
     simulate(installation, tmp_path / "root", *MACHINES["whole"])
     assert "grpcio" in call("dra", "--kubeconfig", kubeconfig).failed().stderr
     assert api.asked == []

@@ -1,4 +1,4 @@
-"""gpuhook dra and gpuhook device-plugin on one node: neither gives the other's devices."""
+"""gpuhook dra and gpuhook device-plugin on one node: neither allocates the other's devices."""
 
 import json
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ def node(installation: Installation, workspace: Path, driver: Driver) -> Iterato
 
 
 def asked(node: Node, claim: Claim) -> str:
-    """Return what becomes of a claim: "" where it was prepared."""
+    """Return the error of preparing a claim, or "" if it was prepared."""
     found = node.kubelet.prepare(GPU_DRIVER, claim)[claim.uid]
     return found if isinstance(found, str) else ""
 
 
 def grow_old(node: Node) -> None:
-    """Have the records of the device plugin be some minutes old."""
+    """Make the device plugin's records ten minutes older."""
     for path in node.records.glob("pod_*"):
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "at": record["at"] - 600}))
@@ -88,7 +88,7 @@ def test_claims_and_device_plugin_never_share_a_device(
 def test_a_gpu_and_its_mig_parts_are_not_allocated_together(
     node: Node, driver: Driver, installation: Installation, workspace: Path
 ) -> None:
-    """With a part in a claim the GPU isn't given whole, nor is the part of a whole one."""
+    """If a claim has a part, the whole GPU isn't allocated, and vice versa."""
     plugin_folder = node.folder / "dp"
     with (
         node.service(),
@@ -109,7 +109,7 @@ def test_a_gpu_and_its_mig_parts_are_not_allocated_together(
 
 
 def _admit(plugin: object, pod: str, uuid: str) -> None:
-    """Have the kubelet give a pod that GPU."""
+    """Let the kubelet allocate that GPU to a pod."""
     choose = plugin._choose  # type: ignore[attr-defined]
     plugin._choose = lambda *_: [uuid]  # type: ignore[attr-defined]
     try:

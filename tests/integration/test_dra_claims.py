@@ -1,4 +1,4 @@
-"""gpuhook dra and a kubelet: registration, claims that are prepared and put back, and faults."""
+"""gpuhook dra with a kubelet: registration, prepared and unprepared claims, and faults."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_a_claim_survives_kill_restart_and_a_wiped_folder(node: Node, driver: Dr
 
 
 def test_sigterm_removes_all_sockets(node: Node) -> None:
-    """As systemd ends a service: no socket is left for the kubelet to call in vain."""
+    """systemd stops a service by SIGTERM, and the kubelet must not find a dead socket."""
     with node.service() as process:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
@@ -224,7 +224,7 @@ def test_records_of_an_earlier_boot_are_removed_and_damaged_ones_handled(
     instead="self._undo(driver, uid); record = self._give(driver, ref, claim)",
 )
 def test_a_prepared_claim_keeps_its_device_until_unprepared(node: Node, driver: Driver) -> None:
-    """Containers may have it, whatever becomes of the document, and whatever fails then."""
+    """Containers may have the device, even if the CDI spec is lost or a later request fails."""
     claim, other = (node.claim(name, result(gpu(driver, 0))) for name in ("a", "b"))
     with node.service():
         answer = prepared(node, claim)
@@ -264,7 +264,7 @@ def test_another_claim_with_the_same_uid_is_refused(node: Node, driver: Driver) 
     "dra-in-order", "requests about the same DRA claim are processed in order", instead="if True:"
 )
 def test_a_claim_unprepared_while_it_is_prepared_leaves_nothing(node: Node, driver: Driver) -> None:
-    """A kubelet that was started again asks for the one, and no longer waits for the other."""
+    """A restarted kubelet sends the unprepare request without waiting for the prepare request."""
     late = node.claim("late", result(gpu(driver, 0)), hang=4)
     with node.service():
         plugin = node.kubelet.wait(GPU_DRIVER)
@@ -286,7 +286,7 @@ def test_a_claim_unprepared_while_it_is_prepared_leaves_nothing(node: Node, driv
 def test_a_device_twice_in_one_claim_gets_two_cdi_names_and_one_status(
     node: Node, driver: Driver
 ) -> None:
-    """As for a monitoring user whose own claim has the device."""
+    """For example, a monitoring user's claim also has the device."""
     name = gpu(driver, 0)
     claim = node.claim("a", result(name), result(name, "look", adminAccess=True))
     with node.service():
@@ -319,7 +319,7 @@ def test_two_instances_serve_claims_during_an_update(node: Node, driver: Driver)
 
 @pytest.mark.protects("dra-probe", "a DRA probe detects a supervisor that hangs")
 def test_a_probe_detects_a_hung_supervisor(node: Node) -> None:
-    """Otherwise only the server would answer, and each claim fail after its time."""
+    """Without the probe only the server would reply, and each claim would time out."""
     with node.service(instance="pod") as process:
         plugin = node.kubelet.wait(GPU_DRIVER)
         assert len(probe(str(node.kubelet.registry), "pod", 20)) == 1
@@ -338,7 +338,7 @@ def test_a_probe_detects_a_hung_supervisor(node: Node) -> None:
     instead="while False:",
 )
 def test_abandoned_claims_do_not_delay_other_claims(node: Node, driver: Driver) -> None:
-    """An API server that hangs for more claims than are worked on at once."""
+    """The API server hangs for more claims than the service prepares at once."""
     hanging = [node.claim(f"h{number}", hang=100) for number in range(34)]
     good = node.claim("good", result(gpu(driver, 1)))
     with node.service(limit=SHORT):
@@ -403,7 +403,7 @@ def _moved(node: Node, claim: Claim) -> None:
 def test_devices_of_a_gone_claim_are_freed_after_a_delay(
     go: Callable[[Node, Claim], None], node: Node, driver: Driver
 ) -> None:
-    """A kubelet that lost its folder never unprepares the claim; it is freed, but not at once."""
+    """A kubelet that lost its folder never unprepares the claim, so the service does it later."""
     pods = node.folder / "pods.sock"
     gone = node.claim("gone", result(gpu(driver, 0)))
     other = node.claim("other", result(gpu(driver, 0)))
@@ -444,10 +444,10 @@ def test_devices_of_a_gone_claim_are_freed_after_a_delay(
 def test_device_of_a_gone_claim_is_kept_while_its_namespace_has_pods(
     node: Node, driver: Driver
 ) -> None:
-    """It lists no init container, and before Kubernetes 1.34 no claim's devices at all.
+    """The kubelet lists no init containers, and before Kubernetes 1.34 no devices of claims.
 
-    A pod goes on when somebody takes the finalizer off its claim and deletes that. Another claim
-    of that namespace would take away the only record of it, and be put back at once.
+    A pod continues if another user removes its claim's finalizer and deletes the claim.
+    Another claim of that namespace must not remove the only record of the device either.
     """
     pods = node.folder / "pods.sock"
     gone = node.claim("gone", result(gpu(driver, 0)))
@@ -473,7 +473,7 @@ def test_device_of_a_gone_claim_is_kept_while_its_namespace_has_pods(
     "dra-document", "a DRA claim's CDI spec exists before the kubelet is answered", instead="pass"
 )
 def test_a_gone_claim_is_unprepared_without_another_request(node: Node, driver: Driver) -> None:
-    """A claim of the same namespace has a pod there, which would keep it reserved forever."""
+    """Otherwise another claim of the namespace, which has a pod, would keep it reserved forever."""
     pods = node.folder / "pods.sock"
     gone = node.claim("gone", result(gpu(driver, 0)))
     own = node.claim("own", result(gpu(driver, 0)))
@@ -497,7 +497,7 @@ def test_a_gone_claim_is_unprepared_without_another_request(node: Node, driver: 
     "dra-document", "a DRA claim's CDI spec exists before the kubelet is answered", instead="pass"
 )
 def test_deleted_claims_are_unprepared_together(node: Node, driver: Driver) -> None:
-    """A claim for the devices of several claims waits one minute, not one for each."""
+    """A claim for the devices of several claims waits one minute in total, not one for each."""
     pods = node.folder / "pods.sock"
     claims = [node.claim(f"gone{number}", result(gpu(driver, number))) for number in range(3)]
     every = node.claim("every", *(result(gpu(driver, number)) for number in range(3)))
@@ -513,7 +513,7 @@ def test_deleted_claims_are_unprepared_together(node: Node, driver: Driver) -> N
 
 
 def test_an_unchanged_status_keeps_its_transition_time(node: Node, driver: Driver) -> None:
-    """Otherwise each try would change the claim in the cluster, and wake up its watchers."""
+    """Otherwise each retry would change the claim in the cluster and trigger its watchers."""
     holder, claim = (node.claim(name, result(gpu(driver, 0))) for name in ("holder", "claim"))
     status = node.claims / "ns_claim.status"
 
@@ -549,7 +549,7 @@ def _record(node: Node, claim: Claim) -> Path:
 
 
 def _refuse(node: Node, claim: Claim, *, since: bool) -> None:
-    """See a claim refused, and whether what is in its way is known to be gone."""
+    """Check that a claim is refused, and whether the claim in its way is known to be gone."""
     assert "claim ns/gone's, which was prepared for it before" in refused(node, claim)
     assert _is_known_to_be_gone(node) is since
 
@@ -560,7 +560,7 @@ def _is_known_to_be_gone(node: Node) -> bool:
 
 
 def _grow_old(node: Node, claim: Claim) -> None:
-    """Have a claim be gone for more than a minute."""
+    """Make a claim's record say that the claim has been gone for more than a minute."""
     path = _record(node, claim)
     record = json.loads(path.read_text())
     path.write_text(json.dumps({**record, "gone": record["gone"] - 61}))

@@ -70,7 +70,7 @@ def gpu(driver: Driver, number: int) -> str:
 
 
 def modes(driver: Driver) -> list[int]:
-    """Return the compute modes of the GPUs, as the driver has them."""
+    """Return the compute modes of the GPUs, as the driver stores them."""
     try:
         text = (driver.root / "simulate/compute").read_text()
     except FileNotFoundError:
@@ -142,7 +142,7 @@ def test_an_invalid_claim_configuration_is_refused(node: Node, driver: Driver) -
     "dra-admin-changes-nothing", "a DRA claim with adminAccess changes no setting of a device"
 )
 def test_an_admin_access_claim_changes_no_settings(node: Node, driver: Driver) -> None:
-    """A claim by adminAccess, which may have what others work with."""
+    """A claim with adminAccess may have devices that other claims use."""
     for parameters in (sliced("Short"), gpu_config(strategy="MPS")):
         looking = result(gpu(driver, 0), "look", adminAccess=True)
         claim = node.claim("a", looking, config=[config(parameters)])
@@ -166,7 +166,7 @@ def put_smi(driver: Driver, shell: str, log: str) -> None:
 def test_time_slices_follow_the_precedence_of_configurations(
     node: Node, driver: Driver, whole: bool
 ) -> None:
-    """In a pod without the driver's dependencies, its program runs in the driver root."""
+    """nvidia-smi runs in the driver root, because a pod may lack the driver's dependencies."""
     log = (driver.root if whole else node.folder) / "smi"
     shell = "/only/in/the/root/sh" if whole else "/bin/sh"
     put_smi(driver, shell, "/smi" if whole else str(log))
@@ -216,7 +216,7 @@ REFUSING = {
 def test_a_gpu_that_refuses_a_setting_is_usable_by_other_claims(
     node: Node, driver: Driver, name: str
 ) -> None:
-    """Such as one before Volta: a refused setting can't be restored either, and needn't be."""
+    """Such a GPU is older than Volta, for example; a refused setting needs no restoration."""
     wanted, words, place = REFUSING[name]
     put_smi(driver, "/bin/sh", str(driver.root / "smi"))
     (driver.root / place).mkdir()  # a folder, which nothing is written to
@@ -237,7 +237,7 @@ def test_a_gpu_that_refuses_a_setting_is_usable_by_other_claims(
     instead="if True:",
 )
 def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) -> None:
-    """Some refuse every mode, also the one that they have."""
+    """Some GPUs refuse every mode, even their current one."""
     put_smi(driver, "/bin/sh", str(driver.root / "smi"))
     (driver.root / "simulate/compute").mkdir()  # a folder, which nothing is written to
     claim = node.claim("a", result(gpu(driver, 0)), config=[config(sliced("Long"))])
@@ -256,7 +256,7 @@ def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) ->
 def test_a_lost_gpu_does_not_hold_other_gpus_of_its_claim(
     node: Node, driver: Driver, installation: Installation
 ) -> None:
-    """It comes back with a reboot, if ever; the others of its claim are well."""
+    """A lost GPU returns after a reboot at best, while the claim's other GPUs are healthy."""
     both = [result(gpu(driver, 0)), result(gpu(driver, 1))]
     claim = node.claim("a", *both, config=[config(gpu_config(strategy="MPS"))])
     other = node.claim("b", result(gpu(driver, 1)))
@@ -322,7 +322,7 @@ def test_a_claim_gets_its_own_mps_daemon(node: Node, driver: Driver) -> None:
 
 
 def test_mps_memory_limits_apply_to_each_device(node: Node, driver: Driver) -> None:
-    """They are the daemon's own, and a variable undoes none; version 2 has them for each device."""
+    """The MPS daemon has the limits, so a client's variable can't remove them."""
     first, second = sorted(each.uuid for each in driver.gpus[:2])
     words = {"defaultPinnedDeviceMemoryLimit": "8Gi", EACH: {"1": "4Gi"}}
     configs = [config(gpu_config(strategy="MPS", mpsConfig=words))]
@@ -348,13 +348,13 @@ def test_mps_memory_limits_apply_to_each_device(node: Node, driver: Driver) -> N
 
 
 def mps_state(node: Node) -> str:
-    """Return what is written down of the one MPS daemon that claims have."""
+    """Return the recorded state of the only MPS daemon of claims."""
     [path] = node.config.parent.glob("state/dra/nvidia-*/mps.json")
     return path.read_text()
 
 
 def told(node: Node, driver: Driver, line: str) -> str:
-    """Return what that daemon answers to a line."""
+    """Return the MPS daemon's response to a line."""
     [pipe] = node.config.parent.glob("state/dra/nvidia-*/mps/pipe")
     program = driver.root / "usr/bin/nvidia-cuda-mps-control"
     done = subprocess.run(
@@ -369,7 +369,7 @@ def told(node: Node, driver: Driver, line: str) -> str:
 )
 @pytest.mark.parametrize("point", [14, 22, 30, 38, 46])
 def test_an_mps_start_that_was_killed_is_undone(point: int, node: Node, driver: Driver) -> None:
-    """Whatever was started until then is ended, and the GPU is as it was."""
+    """Processes that were started until then are stopped, and the compute mode is restored."""
     configs = [config(gpu_config(strategy="MPS"))]
     claim = node.claim("a", result(gpu(driver, 0)), config=configs)
     with node.killed("prepare", point), node.service(killable=True), suppress(PodError):
@@ -392,7 +392,7 @@ def _mig(node: Node) -> str:
     "dra-limit-holds", "a DRA claim with an unenforceable memory limit is refused"
 )
 def test_an_unenforceable_memory_limit_is_refused(node: Node, driver: Driver) -> None:
-    """Here for want of cgroup v2, where a share can't be given then, nor a limit."""
+    """This host has no cgroup v2, so neither shares nor memory limits are possible."""
     if host_cgroups() == "v2":
         pytest.skip("this machine has cgroup v2")
     ours = config({"apiVersion": "gpuhook.io/v1", "kind": "DeviceConfig", "memory": "8Gi"})
@@ -409,7 +409,7 @@ def test_an_unenforceable_memory_limit_is_refused(node: Node, driver: Driver) ->
 
 
 def run_claimed(node: Node, made: Bundle, installation: Installation, *names: str) -> list[str]:
-    """Run a bundle as an engine does that is given CDI names; return what CUDA says of memory."""
+    """Run a bundle with CDI names, as an engine does; return CUDA's output about memory."""
     found = folders.read_folders([str(node.cdi)])
     edits = apply.resolve(found, names)
     made.change(lambda spec: spec.update(apply.apply(spec, edits)))
@@ -419,7 +419,7 @@ def run_claimed(node: Node, made: Bundle, installation: Installation, *names: st
 
 
 def limited(made: Bundle, *settings: str) -> Bundle:
-    """Return a bundle with cgroups as engines show them, whose program wants 9 GiB."""
+    """Return a bundle with the cgroups that engines mount; its program allocates 9 GiB."""
 
     def see_cgroups(spec: Any) -> None:
         options = ["nosuid", "noexec", "nodev", "relatime", "ro"]

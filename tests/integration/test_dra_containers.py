@@ -1,4 +1,4 @@
-"""Containers started from the CDI ids that gpuhook dra answers, by the CRI of real containerds."""
+"""Containers that real containerds start by the CRI from the CDI ids of gpuhook dra."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ SCRIPT = "nvidia-smi -L; gpuhook-cuda-probe"
 
 @pytest.fixture(scope="module")
 def pause_archive(workspace: Path, roots: dict[str, Path]) -> Path:
-    """The image of the process that holds a pod's namespaces."""
+    """The image of the process that keeps a pod's namespaces open."""
     return images.save(
         {"pause": roots["busybox"]}, workspace / "dra-pause.tar", ("sleep", "infinity")
     )
@@ -42,7 +42,7 @@ def debian(
     installation: Installation,
     driver: Driver,
 ) -> Iterator[Release]:
-    """A release of Debian: trixie's containerd is 1.7, where CDI has to be switched on."""
+    """A Debian release; trixie has containerd 1.7, where CDI isn't enabled by default."""
     name = request.param
     words = (name, engine_roots[name], workspace / f"dra-{name}", installation, driver)
     with release(*words) as made:
@@ -62,7 +62,7 @@ def node(workspace: Path, debian: Release, driver: Driver) -> Iterator[Node]:
 def cri(
     workspace: Path, debian: Release, node: Node, archive: Path, pause_archive: Path
 ) -> Iterator[Cri]:
-    """A containerd of that release, with plain runc, which reads the claims' documents."""
+    """The release's containerd, with plain runc, which reads the claims' CDI specs."""
     text = WITH_CDI.replace('["/etc/cdi", "/var/run/cdi"]', f'["{node.cdi}"]')
     folder = workspace / f"c-{debian.name}"
     words: Any = (folder, debian.namespace, Path(debian.which("runc")), archive, {}, text)
@@ -76,7 +76,7 @@ def cri(
 
 
 def check(container: Container, driver: Driver, gpus: list[Gpu]) -> None:
-    """Look whether a container has these GPUs, can use them, and can open no other."""
+    """Check that a container has these GPUs, can use them, and can open no other."""
     lines = container.exec("sh", "-ec", SCRIPT).ok().stdout.splitlines()
     found = [line for line in lines if not line.startswith("CUDA device ")]
     assert found == [*lines_of_nvidia_smi(gpus), f"CUDA devices: {len(gpus)}"]
@@ -90,7 +90,7 @@ def check(container: Container, driver: Driver, gpus: list[Gpu]) -> None:
 
 @contextmanager
 def claimed(node: Node, driver: Driver, name: str, *numbers: int) -> Iterator[list[str]]:
-    """Prepare a claim for these GPUs, a request each, for a block; give the CDI ids."""
+    """Prepare a claim, with a request for each of these GPUs, during a block; yield the CDI ids."""
     gpus = [driver.gpus[number] for number in numbers]
     words = (result(slice_name(gpu.uuid), f"r{at}") for at, gpu in enumerate(gpus))
     claim = node.claim(name, *words)
@@ -101,7 +101,7 @@ def claimed(node: Node, driver: Driver, name: str, *numbers: int) -> Iterator[li
 
 
 def test_device_metadata_is_readable_and_not_writable(node: Node, cri: Cri, driver: Driver) -> None:
-    """Each container finds the files of its requests, which any user can read, and none write."""
+    """Each container has its requests' files, which all users can read and no user can write."""
     place = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/said"
     with claimed(node, driver, "said", 1, 2) as both, cri.pod("", "said") as pod:
         container = pod.start(DEBIAN, "sleep", "1000", devices=both[1:])
@@ -114,7 +114,7 @@ def test_device_metadata_is_readable_and_not_writable(node: Node, cri: Cri, driv
 
 
 def test_a_container_gets_exactly_the_claimed_gpus(node: Node, cri: Cri, driver: Driver) -> None:
-    """Two claims in two pods; of one with two requests a container has one or both."""
+    """Two pods have two claims; containers of the claim with two requests have one GPU or both."""
     with (
         claimed(node, driver, "one", 2) as one,
         claimed(node, driver, "two", 0, 3) as two,
@@ -135,7 +135,7 @@ def test_a_container_gets_exactly_the_claimed_gpus(node: Node, cri: Cri, driver:
 def test_two_claims_in_one_container_share_driver_files(
     node: Node, cri: Cri, driver: Driver
 ) -> None:
-    """Their documents have the hook and the driver's files twice, which makes no difference."""
+    """Both CDI specs have the hook and the driver's files, which must not conflict."""
     with (
         claimed(node, driver, "one", 1) as one,
         claimed(node, driver, "two", 3) as two,

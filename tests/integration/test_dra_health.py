@@ -1,4 +1,4 @@
-"""gpuhook dra while devices fail and get well, while a driver hangs, and while nothing happens."""
+"""gpuhook dra while devices fail and recover, while a driver hangs, and while it is idle."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def node(installation: Installation, workspace: Path, driver: Driver) -> Iterato
 
 
 def has(node: Node, device: str, health: int, words: str = "") -> bool:
-    """Tell whether the kubelet was told so of a device, and of no other but what is well."""
+    """Return whether the kubelet has this health for a device, and healthy for all others."""
     plugin = node.kubelet.instances(GPU_DRIVER)
     found = plugin[-1].devices if plugin else {}
     about = found.get(("n1", device))
@@ -75,7 +75,7 @@ def test_an_xid_makes_a_device_unhealthy_until_it_recovers(
 def test_a_hung_driver_refuses_new_claims_and_old_ones_are_unprepared(
     node: Node, driver: Driver, installation: Installation
 ) -> None:
-    """Is an error in the claim's answer, within the kubelet's time; old claims can be put back."""
+    """New claims get an error within the kubelet's time limit; old claims can be unprepared."""
     name = slice_name(driver.gpus[0].uuid)
     before = node.claim("before", result(name))
     with node.service(interval=0.2):
@@ -98,7 +98,7 @@ def test_a_hung_driver_refuses_new_claims_and_old_ones_are_unprepared(
 
 
 def test_an_idle_service_uses_little_processor_time(node: Node) -> None:
-    """Counted in how often it wakes up: the time that takes depends on what else is running."""
+    """The test counts wakeups, because the time for each depends on other programs."""
     with node.service(interval=30.0) as process:
         node.kubelet.wait(GPU_DRIVER)
         wait_until(lambda: listens(process.pid), "there is a listener")

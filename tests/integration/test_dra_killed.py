@@ -1,7 +1,8 @@
-"""gpuhook dra, killed at every change of a file that a claim's work makes, and what is left then.
+"""gpuhook dra, killed before every file change for a claim, and the state afterwards.
 
-The service and the child end by SIGKILL just before the change. Whatever was done until then, the
-kubelet's next attempt ends well, no other claim gets the device meanwhile, and nothing is left.
+SIGKILL stops the service and the child process just before the change. The kubelet's next
+attempt must succeed, whatever was done until then. No other claim gets the device meanwhile,
+and nothing remains.
 """
 
 import json
@@ -32,7 +33,7 @@ def node(installation: Installation, workspace: Path, driver: Driver) -> Iterato
 
 
 class Attempt(NamedTuple):
-    """A call that was killed at a point, or came to its end before it."""
+    """A call that was killed at a point, or that finished before reaching it."""
 
     verb: str
     point: int
@@ -42,7 +43,7 @@ class Attempt(NamedTuple):
 
 
 def attempt(node: Node, service: Process, verb: str, point: int, devices: list[str]) -> Attempt:
-    """Call a service, which is killed at that point, for a new claim of the devices."""
+    """Call a service, which is killed at that point, with a new claim for the devices."""
     claim = node.claim("a", *(result(name) for name in devices))
     other = node.claim("b", result(devices[0]))
     if verb == "unprepare":
@@ -51,7 +52,7 @@ def attempt(node: Node, service: Process, verb: str, point: int, devices: list[s
 
 
 def again(node: Node, service: Process, wanted: Attempt) -> Attempt:
-    """Call a service for the claim of another attempt."""
+    """Call a service with the claim of another attempt."""
     with node.killed(wanted.verb, wanted.point):
         try:
             getattr(node.kubelet, wanted.verb)(GPU_DRIVER, wanted.claim)
@@ -62,7 +63,7 @@ def again(node: Node, service: Process, wanted: Attempt) -> Attempt:
 
 
 def check_next(node: Node, before: Attempt, devices: list[str]) -> None:
-    """Check what the next service makes of what an attempt has left."""
+    """Check that the next service handles the state that an attempt left."""
     claim, other = before.claim, before.other
     if before.was_killed:
         held = [each.stem.split("_")[1] for each in node.written()]
@@ -83,7 +84,7 @@ def check_next(node: Node, before: Attempt, devices: list[str]) -> None:
 def test_a_kill_at_every_point_of_prepare_and_unprepare_is_recovered(
     node: Node, driver: Driver, verb: str, was_killed_before: bool, least: int
 ) -> None:
-    """Each service is asked once more after what the one before it has left is put right."""
+    """After each repair of the state from the last kill, the service gets one more request."""
     devices = [slice_name(gpu.uuid) for gpu in driver.gpus]
     before: Attempt | None = None
     for point in range(1, MOST):
@@ -103,7 +104,7 @@ def test_a_kill_at_every_point_of_prepare_and_unprepare_is_recovered(
 
 
 def test_a_kill_at_every_point_of_cleanup_is_recovered(node: Node, driver: Driver) -> None:
-    """Claims of an earlier boot are put back at the start, however often that is killed."""
+    """Claims of an earlier boot are unprepared at the start, however often that is killed."""
     claim = node.claim("a", result(slice_name(driver.gpus[0].uuid)))
     with node.service():
         node.kubelet.prepare(GPU_DRIVER, claim)
@@ -127,7 +128,7 @@ def test_a_kill_at_every_point_of_cleanup_is_recovered(node: Node, driver: Drive
 
 
 def test_a_killed_claim_whose_pod_is_deleted_leaves_nothing(node: Node, driver: Driver) -> None:
-    """The claim isn't prepared again: the kubelet unprepares claims that it doesn't know."""
+    """The claim isn't prepared again, and the kubelet unprepares claims that it doesn't know."""
     devices = [slice_name(driver.gpus[0].uuid)]
     killed: Attempt | None = None
     for point in (4, 6, 8, 10, 12, None):

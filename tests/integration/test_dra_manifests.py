@@ -1,4 +1,4 @@
-"""overlays/dra: what the plugin may do in a cluster, and what the policies allow and deny."""
+"""overlays/dra: the plugin's permissions in a cluster, and the requests that policies allow."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def without_nulls(given: Any) -> Any:
 def test_shipped_device_classes_match_the_vendors(
     documents: list[Document], tmp_path: Path
 ) -> None:
-    """Every vendor's, with the expressions that --dry-run prints, and no resource but theirs."""
+    """All vendors' classes are shipped, with the expressions and resources of --dry-run."""
     shipped = {
         each["metadata"]["name"]: each["spec"] for each in documents if each["kind"] == CLASSES
     }
@@ -134,7 +134,7 @@ def test_the_plugin_serves_while_it_is_replaced(documents: list[Document]) -> No
 
 
 class Policy:
-    """A ValidatingAdmissionPolicy, decided by a reader of CEL that isn't Kubernetes'."""
+    """A ValidatingAdmissionPolicy, evaluated by a CEL interpreter that isn't Kubernetes' own."""
 
     def __init__(self, documents: list[Document], name: str) -> None:
         self.spec = named(documents, "ValidatingAdmissionPolicy", name)["spec"]
@@ -145,7 +145,7 @@ class Policy:
     def allows(
         self, operation: str, before: Any, after: Any, who: str = ACCOUNT, **extra: Any
     ) -> bool:
-        """Tell whether a request gets by: one that isn't met by the conditions does."""
+        """Return whether the policy allows a request; requests that match no condition pass."""
         user = {"username": who, **({"extra": extra["extra"]} if "extra" in extra else {})}
         seen = {
             "request": {"operation": operation, "userInfo": user},
@@ -227,7 +227,7 @@ def test_a_node_may_write_only_its_own_slices(name: str, documents: list[Documen
 
 
 def told(*pools: str, **more: Any) -> Document:
-    """Return a claim with what drivers said of devices of these pools."""
+    """Return a claim whose drivers reported on devices of these pools."""
     said = [{"driver": "gpu.nvidia.com", "pool": pool, "device": "a", **more} for pool in pools]
     return {"status": {**HAS["status"], **({"devices": said} if pools else {})}}
 
@@ -278,7 +278,7 @@ def test_only_the_scheduler_changes_the_devices_of_a_claim(
 
 
 def test_helm_policies_name_the_account_of_the_release() -> None:
-    """Another namespace: rendered without --namespace=gpuhook they'd match no account."""
+    """In another namespace, a fixed account name would match no account."""
     made = rendered("--set=mode=dra", "--namespace=elsewhere")
     policies = [each for each in made if each["kind"] == "ValidatingAdmissionPolicy"]
     assert len(policies) == 2

@@ -1,4 +1,4 @@
-"""Device metadata of claims: the files that Kubernetes 1.37 defines, and who finds them."""
+"""Device metadata of claims: the files that Kubernetes 1.37 defines, and their readers."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def files(node: Node) -> list[str]:
 
 
 def objects(path: str) -> list[Any]:
-    """Return the objects of a stream, as a JSON decoder reads one after the other."""
+    """Return the objects of a stream, which a JSON decoder reads one after another."""
     text, found = Path(path).read_text(), []
     while text := text.lstrip():
         value, end = json.JSONDecoder().raw_decode(text)
@@ -48,7 +48,7 @@ def objects(path: str) -> list[Any]:
 
 
 def mounts(node: Node, claim: Claim) -> dict[str, str]:
-    """Return the files that a claim's document mounts: by their place in the container."""
+    """Return the files that a claim's CDI spec mounts, by their paths in the container."""
     document = node.document(claim)
     every = [
         mount
@@ -68,7 +68,7 @@ def prepared(node: Node, claim: Claim) -> None:
 
 
 def published(node: Node, name: str) -> Any:
-    """Return what the node publishes of a device, by the command."""
+    """Return the attributes that the node publishes for a device, from the command's output."""
     words = ("dra", "--dry-run", "--node", "n1", "--format", "json", "--config", node.config)
     every = json.loads(run([node.installation.command, *words]).ok().stdout)["items"]
     slices = [each["spec"] for each in every if each["kind"] == "ResourceSlice"]
@@ -79,7 +79,7 @@ def published(node: Node, name: str) -> Any:
 def test_metadata_files_are_written_per_request_and_removed_with_the_claim(
     node: Node, driver: Driver
 ) -> None:
-    """One for each request, with all of its devices, in both versions; they go with the claim."""
+    """Each request has one file for all its devices, in both API versions."""
     names = [slice_name(driver.gpus[number].uuid) for number in range(3)]
     results = (result(names[0]), result(names[1]), result(names[2], "other/sub"))
     claim = node.claim("train", *results)
@@ -117,7 +117,7 @@ def test_metadata_files_are_written_per_request_and_removed_with_the_claim(
 
 
 def test_a_claim_from_a_template_uses_the_pods_claim_name(node: Node, driver: Driver) -> None:
-    """Its pod knows the name that it gave the claim, and not the claim's own."""
+    """The pod knows only its own name for the claim."""
     about = {"namespace": "ns", "name": "pod-mine-x7k2p", "uid": "0-1"}
     metadata = {**about, "annotations": {TEMPLATE: "mine"}}
     found = result(slice_name(driver.gpus[0].uuid))
@@ -147,7 +147,7 @@ def test_a_claim_name_unsafe_as_a_path_is_refused(node: Node, driver: Driver, na
 def test_lost_metadata_files_are_rewritten_and_stale_ones_removed(
     node: Node, driver: Driver
 ) -> None:
-    """Lost ones are made again; those of claims that are gone are removed at the next start."""
+    """A prepare request rewrites lost files; the next start removes files of deleted claims."""
     claim = node.claim("a", result(slice_name(driver.gpus[0].uuid)))
     with node.service(options=ON):
         prepared(node, claim)
@@ -165,7 +165,7 @@ def test_lost_metadata_files_are_rewritten_and_stale_ones_removed(
 
 
 def test_metadata_is_written_only_if_enabled(node: Node, driver: Driver) -> None:
-    """A claim that was prepared before gets its files once the service is started with them."""
+    """A claim that was prepared earlier gets its files after the service restarts with metadata."""
     claim = node.claim("a", result(slice_name(driver.gpus[0].uuid)))
     with node.service():
         prepared(node, claim)

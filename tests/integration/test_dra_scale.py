@@ -1,7 +1,7 @@
-"""Many nodes that publish to one API server: how often it is asked, by a clock that the test moves.
+"""Many nodes that publish to one API server: the number of requests, with a simulated clock.
 
-20 here; `NODES=1000 ./scripts/test integration -n0 -s tests/integration/test_dra_scale.py` has the
-numbers of docs/engineering/measurements.md.
+The test has 20 nodes. The numbers in docs/engineering/measurements.md come from `NODES=1000
+./scripts/test integration -n0 -s tests/integration/test_dra_scale.py`.
 """
 
 import os
@@ -36,10 +36,11 @@ def wanted(node: Node, taint: str = "") -> None:
 
 
 def go_on(api: ApiServer, nodes: list[Node], minutes: int) -> None:
-    """Let minutes go by, by the nodes' clocks and the server's.
+    """Advance the nodes' clocks and the server's by minutes.
 
-    Each time the server says something to every watch, or ends it: a node that hasn't heard it
-    yet, on a busy machine, would take it for silence after a few of these minutes.
+    After each minute the server sends an event to every watch, or ends it. On a busy host, a
+    node that hasn't received it yet would assume after a few minutes that the server is
+    silent.
     """
     for _ in range(minutes):
         api.pass_time(60)
@@ -56,7 +57,7 @@ def settle(nodes: list[Node]) -> None:
 
 
 def requests(api: ApiServer) -> tuple[float, float]:
-    """Return how many requests and writes there were for each node, and forget them."""
+    """Return the numbers of requests and writes for each node, and reset the counts."""
     writes = sum(api.count(method) for method in ("POST", "PUT", "DELETE"))
     made = len(api.asked) / COUNT, writes / COUNT
     api.asked.clear()

@@ -1,4 +1,4 @@
-"""gpuhook dra as it is called, between a kubelet and an API server: slices, claims, statuses."""
+"""The command gpuhook dra between a kubelet and an API server: slices, claims, statuses."""
 
 import os
 import signal
@@ -97,7 +97,7 @@ def test_slices_claims_and_statuses_are_published(
 def test_devices_shared_by_mps_are_not_published_and_claims_are_refused(
     installation: Installation, driver: Driver, api: ApiServer
 ) -> None:
-    """Neither by the configuration, before any daemon runs, nor what a daemon serves by another."""
+    """Configured devices count before a daemon runs; a running daemon's devices count too."""
     config = write_config(api.folder / "etc", driver.root, ["runc"])
     own = config.with_name("mps.toml")
     own.write_text(f'{config.read_text()}[gpuhook.mps]\ndevices = "1,2"\n')
@@ -148,7 +148,7 @@ def test_devices_shared_by_mps_are_not_published_and_claims_are_refused(
 
 
 def command(installation: Installation, config: Path, api: ApiServer) -> list[str | Path]:
-    """Return the words that start gpuhook dra with an API server."""
+    """Return the command that starts gpuhook dra with an API server."""
     return [
         *(sys.executable, "-c", PROGRAM, installation.command, "dra"),
         *("--node", NODE, "--config", config, f"--kubeconfig={kubeconfig(api)}"),

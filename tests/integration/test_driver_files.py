@@ -1,4 +1,4 @@
-"""The driver as Debian's packages lay it out: links through /etc/alternatives, nvidia/current."""
+"""The driver files of Debian's packages: links through /etc/alternatives, nvidia/current."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""gpuhook driver-folder: containers of plain runc that mount it, and what root does with it."""
+"""gpuhook driver-folder: containers of plain runc that mount it, and its upkeep by root."""
 
 import fcntl
 import json
@@ -39,7 +39,7 @@ def machine(
 
 
 def gives(machine: Machine, *indices: int) -> Iterator[tuple[Path, int, int]]:
-    """Yield path and numbers of the nodes for some GPUs."""
+    """Yield path, major and minor number of the nodes for some GPUs."""
     minors = [machine.driver.gpus[index].minor for index in indices]
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{minor}" for minor in minors)):
         node = machine.root / "dev" / name
@@ -48,7 +48,7 @@ def gives(machine: Machine, *indices: int) -> Iterator[tuple[Path, int, int]]:
 
 
 def mount(bundle: Bundle, machine: Machine, *indices: int) -> None:
-    """Give a container the nodes of some GPUs, and the folder."""
+    """Add the nodes of some GPUs, and the driver folder, to a container."""
     spec = bundle.spec()
     options = ["rbind", "rprivate", "ro"]
     spec["mounts"].append(
@@ -64,7 +64,7 @@ def mount(bundle: Bundle, machine: Machine, *indices: int) -> None:
 
 @contextmanager
 def running(bundle: Bundle, runtime: str) -> Iterator[None]:
-    """Have the container of a bundle run until the end of the block."""
+    """Run the container of a bundle until the end of the block."""
     bundle.command("sh", "-c", "echo ready && exec sleep infinity")
     words = bundle.namespace.enter(runtime, "run", "--bundle", bundle.path, bundle.name)
     with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
@@ -89,7 +89,7 @@ PROBE = "nvidia-smi -L; gpuhook-cuda-probe; nvidia-smi | busybox grep -o 'Driver
 
 
 def seen_by(bundle: Bundle, runtime: str) -> list[str]:
-    """Return what a running container sees: GPUs, how many by CUDA, and the driver's version."""
+    """Return the GPUs, the CUDA device count and the driver version that a container sees."""
     lines = inside(bundle, runtime, PROBE).ok().stdout.splitlines()
     return [line for line in lines if not line.startswith("CUDA device ")]
 
@@ -209,7 +209,7 @@ def test_files_are_copies_where_they_are_on_another_filesystem(machine: Machine)
     instead="if _link(fd, target):",
 )
 def test_set_uid_bits_capabilities_and_owners_are_removed(machine: Machine) -> None:
-    """Neither set-user-ID nor a file capability, and no file of another user's."""
+    """The copies have no set-user-ID bit and no file capability, and root owns them."""
     programs = {name: machine.root / "usr/bin" / name for name in (
         "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced",
     )}  # fmt: skip
@@ -311,7 +311,7 @@ def test_a_full_filesystem_is_refused_and_leaves_no_folder(machine: Machine) -> 
 )
 @pytest.mark.parametrize("name", ["driver", ".driver.gpuhook", "kept"])
 def test_a_folder_of_another_user_is_refused(machine: Machine, name: str, tmp_path: Path) -> None:
-    """In his own folder, or one that he was the first to make in a folder such as /tmp."""
+    """The user owns the folder above, or was the first to create the folder in one such as /tmp."""
     parent = machine.folder.parent
     if name == "kept":
         his = folder_of_his(machine.root.parent, name)
@@ -344,7 +344,7 @@ def test_a_link_of_another_user_is_refused(machine: Machine, tmp_path: Path) -> 
     "folder-owner", "a driver folder that another user creates in the meantime isn't used"
 )
 def test_a_folder_another_user_puts_there_meanwhile_is_not_used(machine: Machine) -> None:
-    """In a folder such as /tmp: it has all that ours would have, and is his to change."""
+    """In a folder such as /tmp, a user's folder can look complete and be changed later."""
     machine.folder.parent.mkdir()
     machine.folder.parent.chmod(0o1777)
     machine.keep().ok()
@@ -373,9 +373,9 @@ def test_a_folder_another_user_puts_there_meanwhile_is_not_used(machine: Machine
 
 
 def waits_for(folder: Path) -> bool:
-    """Tell whether a ``gpuhook driver-folder`` has a folder open.
+    """Return whether a ``gpuhook driver-folder`` process has a folder open.
 
-    A child of ours that hasn't begun to be one has all that we have open.
+    A child process of the tests that hasn't called exec yet has all open files of the tests.
     """
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
@@ -386,7 +386,7 @@ def waits_for(folder: Path) -> bool:
 
 
 def test_selinux_labels_are_copied_from_the_driver(machine: Machine) -> None:
-    """Only labels: nothing here enforces them."""
+    """The test checks only the labels, because nothing enforces them here."""
     labels = {"/usr": b"system_u:object_r:usr_t:s0\0", "/usr/bin/nvidia-smi": b"u:r:bin_t:s0\0"}
     program = machine.driver.path("/usr/bin/nvidia-smi")
     program.chmod(0o4755)  # so that it is copied

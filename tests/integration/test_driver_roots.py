@@ -1,4 +1,4 @@
-"""Drivers that are not installed as a distribution installs them: other roots, other folders."""
+"""Drivers in unusual places: other driver roots and other folders."""
 
 import shutil
 from pathlib import Path
@@ -18,13 +18,13 @@ ODD = "opt/driver/lib64"
 
 @pytest.fixture(scope="module")
 def moved(workspace: Path, installation: Installation) -> Driver:
-    """A driver as on GKE: all libraries in a folder that no ld.so.cache names."""
+    """A driver as on GKE, with all libraries in a folder that isn't in ld.so.cache."""
     return _with_libraries_in(GKE, simulate(installation, workspace / "driver-gke", "--gpus=2"))
 
 
 @pytest.fixture(scope="module")
 def odd(workspace: Path, installation: Installation) -> Driver:
-    """The same in a folder that isn't searched."""
+    """A driver with all libraries in a folder that gpuhook doesn't search by default."""
     return _with_libraries_in(ODD, simulate(installation, workspace / "driver-odd", "--gpus=2"))
 
 

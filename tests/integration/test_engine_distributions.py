@@ -1,4 +1,4 @@
-"""containerd, of several versions, on the files that a distribution makes after install."""
+"""Several containerd versions, with configuration files that distributions generate."""
 
 import copy
 import tomllib
@@ -25,7 +25,7 @@ Made = starts.Ranchers | starts.MicroK8s | starts.K0s
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with a containerd, of which version 3 of the file is known where it is ``new``."""
+    """A host with a containerd; ``new`` means that it supports version 3 of its file."""
 
     space: Namespace
     command: Path
@@ -33,17 +33,17 @@ class Machine:
     new: bool
 
     def gpuhook(self, verb: str, config: Path, *words: str) -> Result:
-        """Run a command of ours for the engine that reads a file."""
+        """Run a gpuhook command for the engine that reads a file."""
         options = ("--engine=containerd", f"--config={config}", f"--state-dir={self.folder}/state")
         return self.space.run(self.command, verb, *options, *words)
 
     def dump(self, config: Path) -> dict[str, Any]:
-        """Return what containerd itself makes of a file."""
+        """Return the configuration that containerd makes from a file."""
         text = self.space.run("containerd", "--config", config, "config", "dump").ok().stdout
         return tomllib.loads(text)
 
     def has_program(self, folder: Path) -> None:
-        """Give a distribution this containerd as its own."""
+        """Add this containerd to a distribution's folder of programs."""
         folder.mkdir(parents=True)
         (folder / "containerd").symlink_to("/usr/bin/containerd")
 
@@ -77,7 +77,7 @@ def machine(
 
 
 def same_but_ours(before: dict[str, Any], after: dict[str, Any], default: str) -> None:
-    """Fail unless gpu-py is as runc but for its program, and nothing else has changed."""
+    """Fail unless gpu-py differs from runc only in its program, and all else is unchanged."""
     before, after = copy.deepcopy(before), copy.deepcopy(after)
     for each in (before, after):
         each.pop("imports", None)
@@ -89,7 +89,7 @@ def same_but_ours(before: dict[str, Any], after: dict[str, Any], default: str) -
 
 
 def goes_round(machine: Machine, made: Made, config: Path, where: Path, *words: str) -> None:
-    """Install to one file, start twice as the distribution does, and uninstall: all is back."""
+    """Install to one file, start the distribution twice, uninstall; check that all is restored."""
     made.start()
     before, dump = contents(made.folder), machine.dump(made.read)
     done = machine.gpuhook("install", config, *words).ok()
@@ -132,7 +132,7 @@ def test_a_users_template_is_edited_and_restored(
 
 
 def test_our_own_template_is_written_and_removed(machine: Machine) -> None:
-    """Version 2 needs a k3s that says that it is new enough for such a template."""
+    """For version 2, k3s must report that it is new enough for such a template."""
     made = starts.Ranchers(machine.folder / RANCHERS, 3 if machine.new else 2)
     if made.version == 3:
         goes_round(machine, made, made.read, made.template)
@@ -148,7 +148,7 @@ def test_our_own_template_is_written_and_removed(machine: Machine) -> None:
 def test_a_folder_imported_by_k3s_is_used_where_containerd_merges_it(
     machine: Machine, default: tuple[str, ...]
 ) -> None:
-    """That is enough where containerd merges tables; else the template says it."""
+    """A file there is enough if containerd merges tables; otherwise the template is edited."""
     made = starts.Ranchers(machine.folder / RANCHERS, 3 if machine.new else 2, imports=True)
     made.start()
     made.drop_ins.mkdir()
@@ -181,7 +181,7 @@ def test_k0s_is_configured_and_restored(machine: Machine, default: tuple[str, ..
 
 
 def test_in_a_file_with_two_versions_the_files_version_is_edited(machine: Machine) -> None:
-    """Those of the file's version count, in what containerd takes and in what is copied of them."""
+    """containerd takes only the tables of the file's version, so gpuhook copies from those."""
     config = machine.folder / "config.toml"
     for version in (2, 3) if machine.new else (2,):
         tables = "".join(

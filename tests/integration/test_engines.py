@@ -1,4 +1,4 @@
-"""Docker, containerd and podman each start containers with exactly the GPUs asked for."""
+"""Exactly the requested GPUs in containers of Docker, containerd and podman."""
 
 import pytest
 from harness import images

@@ -1,4 +1,4 @@
-"""enroot's hooks, by a stand-in for enroot that does what its pages say (harness/enroot.py)."""
+"""Hooks of enroot, run by a stand-in that follows enroot's documentation (harness/enroot.py)."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ CONFIGURE = (
 
 @pytest.fixture(scope="module")
 def hooks(workspace: Path, installation: Installation) -> Iterator[Path]:
-    """The system's hooks, with NVIDIA's as enroot brings it, and ours as it is installed."""
+    """A hook folder with a stand-in for NVIDIA's hook and with gpuhook's installed hook."""
     prefix = workspace / "enroot-system"
     folder = prefix / "etc/enroot/hooks.d"
     folder.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_a_site_may_take_the_schedulers_variable(enroot: Enroot, driver: Driver)
 
 @pytest.mark.parametrize("name", ["x[$(touch {mark})]", "A-B", "1", "ä", "A B"])
 def test_an_invalid_variable_name_is_refused(enroot: Enroot, tmp_path: Path, name: str) -> None:
-    """bash would carry out what it finds in one."""
+    """bash would run a command that such a name contains."""
     word = name.format(mark=tmp_path / "mark")
     done = enroot.start("true", image=f"{ASK}=all\n", site=f"{SITES} {word}\n").failed()
     assert "neither slurm nor the name of a variable" in done.stderr
@@ -146,7 +146,7 @@ def test_slurm_setting_is_refused_if_slurm_does_not_confine_devices(enroot: Enro
 
 
 def test_no_program_is_run_in_the_container(enroot: Enroot) -> None:
-    """As ldconfig would be, which fails in a container of a container."""
+    """The hook must not run ldconfig, for example, which fails in a container in a container."""
     for name in ("ldconfig", "ldconfig.real"):
         program = enroot.root / "sbin" / name
         program.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""gpuhook explain says of real containers and images what they were given, and would be."""
+"""gpuhook explain for real containers and images: the devices that they got or would get."""
 
 import json
 import os
@@ -30,7 +30,7 @@ Explain = Callable[..., Result]
 
 @pytest.fixture
 def explain(installation: Installation, configs: dict[str, Path]) -> Explain:
-    """Run gpuhook explain."""
+    """A function that runs gpuhook explain."""
 
     def explain(*words: str, **environment: str) -> Result:
         fixed = (installation.command, "explain", "--config", configs["runc"])
@@ -45,14 +45,14 @@ def report(done: Result) -> dict[str, Any]:
 
 
 def facts(done: Result, title: str) -> list[str]:
-    """Return what stands after a title."""
+    """Return the texts that gpuhook prints after a title."""
     lines = [line.partition(":") for line in done.ok().stdout.splitlines()]
     return [text.strip() for before, _, text in lines if before == title]
 
 
 @contextmanager
 def running(engine: Docker | Podman, *options: str) -> Iterator[tuple[str, str]]:
-    """Start a container; give its name and its id."""
+    """Start a container; yield its name and its id."""
     name = f"explain-{uuid.uuid4().hex[:8]}"
     more = () if isinstance(engine, Docker) else FOR_PODMAN
     words = ("run", "--detach", "--name", name, *more, *options, image("debian"), *SLEEP)
@@ -88,7 +88,7 @@ def test_a_running_container_is_explained_with_its_gpus(
 def test_a_running_container_without_gpus_is_explained_with_the_reason(
     docker: Docker, explain: Explain
 ) -> None:
-    """The reason is in the config.json next to which its shim was started."""
+    """gpuhook reads the reason from config.json in the folder where the shim was started."""
     with running(docker, "--runtime=gpu-py") as (name, _):
         done = explain(name)
         assert facts(done, "Was given") == ["nothing"]
@@ -182,7 +182,7 @@ def test_an_image_of_docker_is_explained_with_overriding_options(
 
 
 def test_an_image_with_musl_gets_a_hint(docker: Docker, explain: Explain, tmp_path: Path) -> None:
-    """The driver's programs, which are there, can't be started in it."""
+    """The driver's programs are in the container, but they can't start without glibc."""
     name = f"explain-{uuid.uuid4().hex[:8]}:1"
     folder = tmp_path / "image/lib"
     folder.mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_an_image_with_musl_gets_a_hint(docker: Docker, explain: Explain, tmp_pa
 def test_an_image_for_another_architecture_gets_a_warning(
     docker: Docker, explain: Explain, tmp_path: Path
 ) -> None:
-    """Its name is the engine's, or one of its programs."""
+    """The name of the architecture comes from the engine, or from a program in the image."""
     name = f"explain-{uuid.uuid4().hex[:8]}:1"
     other, number = {"x86_64": ("aarch64", 183), "aarch64": ("x86_64", 62)}[os.uname().machine]
     program = tmp_path / "image/bin/sh"
@@ -227,7 +227,7 @@ def test_an_image_for_another_architecture_gets_a_warning(
 def test_an_image_of_podman_is_explained_from_its_store(
     podman_runtime: Podman, explain: Explain, driver: Driver, tmp_path: Path
 ) -> None:
-    """Of the store that podman's own settings name."""
+    """gpuhook uses the store that podman's own settings name."""
     folder = podman_runtime.folder
     info = json.loads(podman_runtime.call("info", "--format=json").ok().stdout)
     settings = tmp_path / "storage.conf"

@@ -1,4 +1,4 @@
-"""A full disk: a command that writes fails in a sentence, and every file stays as it was."""
+"""A full disk: each command that writes fails with a message, and every file is unchanged."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ ENGINES = ("docker", "podman")  # a file that is changed, and one that is new
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small filesystem of its own."""
+    """A small, separate filesystem."""
     place = tmp_path / "disk"
     place.mkdir()
     run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", place]).ok()
@@ -28,12 +28,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def content(folder: Path) -> dict[Path, bytes | None]:
-    """Return every file below a folder with what is in it, None for a folder."""
+    """Return the content of every file below a folder, and None for each folder."""
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def fill(disk: Path, left: int) -> Path:
-    """Leave so many pages of it; return the file that takes the others."""
+    """Leave ``left`` free pages on the disk; return the file that takes the others."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         space = os.fstatvfs(file.fileno())
@@ -42,7 +42,7 @@ def fill(disk: Path, left: int) -> Path:
 
 
 def daemon(disk: Path) -> Path:
-    """Make a Docker's settings, and return where they are."""
+    """Create the settings of a Docker; return their path."""
     path = disk / "etc/docker/daemon.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"log-level": "warn"}\n')
@@ -51,7 +51,7 @@ def daemon(disk: Path) -> Path:
 
 
 def check(disk: Path, words: list[str | Path]) -> None:
-    """A command fails without space, however little is missing, and works with it."""
+    """Check that a command changes nothing without enough space, and that it works with it."""
     before = content(disk)
     for left in range(PAGES):
         filler = fill(disk, left)
@@ -80,7 +80,7 @@ def test_install_on_a_full_disk_fails_and_changes_nothing(
 def test_install_with_cdi_specs_can_be_repeated_after_a_full_disk(
     disk: Path, installation: Installation, configs: dict[str, Path]
 ) -> None:
-    """Of several files each is whole, and the next try does what was left."""
+    """Each file is completely old or completely new, and the next run does the rest."""
     settings = daemon(disk)
     before = content(disk)
     words: list[str | Path] = ["env", f"GPUHOOK_CONFIG={configs['runc']}", installation.command]
@@ -111,7 +111,7 @@ def test_config_set_on_a_full_disk_fails_and_changes_nothing(
 def test_refresh_on_a_full_disk_reports_that_nothing_was_saved(
     disk: Path, installation: Installation, driver: Driver
 ) -> None:
-    """Without space for it commands say why nothing is saved, and those that can do without it."""
+    """refresh reports why it saves nothing, and list works without saving anything."""
     config = write_config(disk / "etc", driver.root, ["runc"])
     state = disk / "etc/state"
     words: list[str | Path] = [installation.command, "refresh", "--config", config]
@@ -144,7 +144,7 @@ def test_refresh_without_room_for_a_state_folder_is_refused(
 def test_a_missing_driver_is_reported_on_a_full_disk(
     disk: Path, installation: Installation
 ) -> None:
-    """That is what is said, and not that it can't be written down."""
+    """gpuhook reports the missing driver, and not that it can't save this result."""
     config = write_config(disk / "etc", disk, ["runc"])
     for left in range(4):
         filler = fill(disk, left)

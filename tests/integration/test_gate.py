@@ -1,8 +1,9 @@
-"""The gate with a real engine: what a pod's author tries, and what runtimes of the node give.
+"""The gate with a real engine: requests by a pod's author, and devices from the node's runtimes.
 
-The engine is containerd 1.7 (Debian 13) and 2.1 (sid), asked over the CRI as a kubelet does. It has
-gpu-py as a handler, and one whose runtime knows nothing of the gate, as NVIDIA's own: it is gpu-py
-with another config.toml, which reads the last entry of a variable as NVIDIA's does.
+The engine is containerd 1.7 (Debian 13) and 2.1 (sid), asked over the CRI as a kubelet does.
+It has two handlers. One is gpu-py. The other's runtime knows nothing of the gate, as NVIDIA's
+own: it is gpu-py with another config.toml, and reads the last entry of a variable as NVIDIA's
+does.
 """
 
 import json
@@ -71,7 +72,7 @@ def node(
 
 @dataclass(frozen=True)
 class Kubelet:
-    """A kubelet, and how the plugin is told of it."""
+    """A simulated kubelet, and the plugin's option with its socket."""
 
     says: PodResources
     socket: Path
@@ -81,7 +82,7 @@ class Kubelet:
         return (f"--pod-resources={self.socket}",)
 
     def gives(self, *gpus: Gpu, pod: str = "pod") -> None:
-        """Have given these to the container main of a pod."""
+        """Set the GPUs that the kubelet has allocated to the container main of a pod."""
         ids = tuple(gpu.uuid for gpu in gpus)
         self.says.given = [("default", pod, "main", "nvidia.com/gpu", ids)]
 
@@ -111,7 +112,7 @@ DOUBLED = {
 def test_a_repeated_variable_is_refused_by_the_plugin(
     node: Node, kubelet: Kubelet, driver: Driver, handler: str, name: str
 ) -> None:
-    """The engine sets the last entry again over what a plugin has set."""
+    """The engine's last entry for a variable replaces the value that a plugin has set."""
     made_of, env = DOUBLED[name]
     gpu = driver.gpus[3]
     with node.plugin(*kubelet.words):
@@ -129,7 +130,7 @@ def test_a_repeated_variable_is_refused_by_the_plugin(
 def test_only_devices_allocated_by_the_kubelet_are_given(
     node: Node, kubelet: Kubelet, driver: Driver, handler: str
 ) -> None:
-    """Its variable comes after the image's, whose ``all`` is in each CUDA image."""
+    """The plugin's variable comes after the image's, which is ``all`` in each CUDA image."""
     gpu, other = driver.gpus[3], driver.gpus[5]
     kubelet.gives(gpu)
     with node.plugin(*kubelet.words):
@@ -153,7 +154,7 @@ def test_only_devices_allocated_by_the_kubelet_are_given(
 def test_without_the_plugin_our_runtime_refuses_requests(
     node: Node, kubelet: Kubelet, driver: Driver
 ) -> None:
-    """A runtime of ours gives nothing then, whatever was given before."""
+    """Without the plugin, our runtime refuses a request even if it accepted one before."""
     kubelet.gives(driver.gpus[3])
     process = node.start(*kubelet.words)
     assert seen(node.inside(ALL, command=look(), handler=OURS)).gpu_minors
@@ -168,7 +169,7 @@ def test_without_the_plugin_our_runtime_refuses_requests(
 
 
 def test_an_imitated_verdict_is_refused(node: Node, kubelet: Kubelet, driver: Driver) -> None:
-    """It is in a folder of root's under the container's own id, and nothing of a pod gets there."""
+    """The real verdict is in a folder of root, by the container's id, where a pod can't write."""
     state = node.system.config.parent / "state"
     kubelet.gives(driver.gpus[3])
     with node.plugin(*kubelet.words), node.cri.pod(OURS) as pod:
@@ -197,7 +198,7 @@ def test_an_imitated_verdict_is_refused(node: Node, kubelet: Kubelet, driver: Dr
 def test_each_of_many_containers_of_a_pod_gets_its_own_gpu(
     node: Node, kubelet: Kubelet, driver: Driver
 ) -> None:
-    """Each has the verdict on itself, however many are made at once."""
+    """Each container has its own verdict, however many are created at the same time."""
     kubelet.says.given = [
         ("default", "pod", f"c{gpu.index}", "nvidia.com/gpu", (gpu.uuid,)) for gpu in driver.gpus
     ]
@@ -217,7 +218,7 @@ def test_each_of_many_containers_of_a_pod_gets_its_own_gpu(
 def test_a_request_of_several_megabytes_is_refused_in_time(
     node: Node, kubelet: Kubelet, driver: Driver, handler: str, size: int
 ) -> None:
-    """It is refused in time, so that the next pod has its gate: the plugin is never dropped."""
+    """The refusal comes in time, so the engine keeps the plugin, and the next pod has its gate."""
     gpu = driver.gpus[3]
     kubelet.gives(gpu)
     many = [f"V{number}={'x' * 1000}" for number in range(size // 1000)]
@@ -239,7 +240,7 @@ def test_a_request_of_several_megabytes_is_refused_in_time(
 def test_the_plugin_starts_beside_running_pods_of_any_size(
     node: Node, kubelet: Kubelet, driver: Driver
 ) -> None:
-    """The engine says what runs already, an older one in one message of any length."""
+    """The engine reports running containers; an older engine uses one message of any length."""
     kubelet.gives(driver.gpus[3], pod="late")
     large = [f"V{number}={'x' * 100_000}" for number in range(5)]
     with ExitStack() as stack:
@@ -263,7 +264,7 @@ MERGED = {
 def test_the_unit_tests_model_of_variables_matches_the_engine(
     node: Node, kubelet: Kubelet, driver: Driver, name: str
 ) -> None:
-    """An engine's result of the image's, the pod's and a plugin's variables."""
+    """The model predicts how an engine merges variables of the image, the pod and a plugin."""
     gpu = driver.gpus[3]
     kubelet.gives(gpu)
     env = [each.format(uuid=gpu.uuid) for each in MERGED[name]]
@@ -296,7 +297,7 @@ def test_the_unit_tests_model_of_variables_matches_the_engine(
 def test_settings_of_later_apply_to_the_next_container(
     node: Node, kubelet: Kubelet, driver: Driver
 ) -> None:
-    """They count for the next container, as for gpu-py."""
+    """The plugin reads changed settings for the next container, as gpu-py does."""
     settings = node.system.config
     before = settings.read_text()
     kubelet.gives(driver.gpus[3])
@@ -322,7 +323,7 @@ def test_settings_of_later_apply_to_the_next_container(
 def test_a_restarted_engine_gives_nothing_until_the_plugin_connects(
     node: Node, kubelet: Kubelet, driver: Driver
 ) -> None:
-    """Until the plugin is connected, nothing is given. The last test: the others' engine ends."""
+    """This must be the last test, because it stops the engine that the other tests use."""
     engine = node.engine
     kubelet.gives(driver.gpus[3])
     assert engine.pid is not None

@@ -26,7 +26,10 @@ def expected(found: Devices, *numbers: int | str, opened: str = "ENXIO") -> dict
 
 
 class TestGaudi(Contract):
-    """Eleven devices without 3, and 12 of another driver; 1 is in reset, 2 has network ports."""
+    """Gaudi with eleven devices: number 3 is missing, and number 12 has another driver.
+
+    Device 1 is in reset; device 2 has network ports.
+    """
 
     case = Case(
         vendor="gaudi",
@@ -105,7 +108,7 @@ class TestGaudi(Contract):
     def test_a_node_with_wrong_numbers_is_refused(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
-        """It is believed by its numbers, which the driver says."""
+        """gpuhook compares a node's numbers with those that the driver reports."""
         shown = devices.root / "sys/bus/pci/drivers/habanalabs/0000:1d:00.0/accel/accel4/dev"
         before = shown.read_text()
         bundle.environ(f"{DEVICES}=4")

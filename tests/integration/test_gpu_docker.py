@@ -16,7 +16,7 @@ GpuDocker = Callable[..., Result]
 
 @pytest.fixture
 def gpu_docker(docker: Docker, installation: Installation) -> GpuDocker:
-    """The program, called with NV_ settings in its environment."""
+    """A function that calls gpu-docker with NV_ settings in its environment."""
     server = f"docker -H unix://{docker.folder}/docker.sock"
     common = {"NV_DOCKER": server, "DOCKER_CONFIG": str(docker.folder / "client")}
 

@@ -1,7 +1,7 @@
-"""gVisor's runsc as gpu-py's low-level runtime: it takes what config.json itself says.
+"""gVisor's runsc as gpu-py's low-level runtime, which uses the contents of config.json itself.
 
-Debian's has nvproxy, which stands for NVIDIA's kernel module in the sandbox; there is none here, so
-no node can be opened, and nodes and files are what is seen.
+Debian's runsc has nvproxy, which stands for NVIDIA's kernel module in the sandbox. The tests
+run without that module, so no node can be opened; they check only nodes and files.
 """
 
 import subprocess
@@ -25,7 +25,7 @@ LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 @pytest.fixture
 def runsc(bundle: GpuBundle, gvisor_root: Path) -> Path:
-    """A runsc with options of its own, as containerd and Docker are told to call it."""
+    """A program that calls runsc with its own options, as containerd and Docker are set up."""
     program = bundle.path / "runsc"
     real = gvisor_root / "usr/bin/runsc"
     program.write_text(f'#!/bin/sh\nexec {real} --root={bundle.path}/state {OPTIONS} "$@"\n')
@@ -48,7 +48,7 @@ def run(bundle: GpuBundle, runsc: Path, config: Path) -> Result:
 
 
 def sums(driver: Driver, folder: str) -> list[str]:
-    """Return what sha256sum prints of the driver's libraries in a container's folder."""
+    """Return the lines that sha256sum prints for the driver's libraries in a container's folder."""
     files = [driver.library(name) for name in LIBRARIES]
     done = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
     lines = zip(done.stdout.splitlines(), LIBRARIES, strict=True)
@@ -56,7 +56,7 @@ def sums(driver: Driver, folder: str) -> list[str]:
 
 
 def ask(bundle: GpuBundle, driver: Driver, request: str) -> list[str]:
-    """Have the container show what it is given; return what it shows of the libraries."""
+    """Make the container print its devices and libraries; return the lines for the libraries."""
     folder = str(driver.library(LIBRARIES[0]).parent).removeprefix(str(driver.root))
     files = " ".join(f"{folder}/{name}" for name in LIBRARIES)
     bundle.environ(f"NVIDIA_VISIBLE_DEVICES={request}")
@@ -68,7 +68,7 @@ def ask(bundle: GpuBundle, driver: Driver, request: str) -> list[str]:
 def test_spec_mode_lists_nodes_and_files_in_config_json(
     bundle: GpuBundle, driver: Driver, runsc: Path
 ) -> None:
-    """config.json lists nodes and files, and there is no hook."""
+    """config.json lists the nodes and files, and it contains no hook."""
     expected = ask(bundle, driver, "0,2")
     done = run(bundle, runsc, configured(bundle, driver, runsc, "spec")).ok()
     nodes = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
@@ -82,7 +82,7 @@ def test_spec_mode_lists_nodes_and_files_in_config_json(
 def test_a_cdi_spec_without_hooks_gives_nodes_and_files(
     bundle: GpuBundle, driver: Driver, runsc: Path
 ) -> None:
-    """Its links are mounts: this runsc runs no hooks in the container."""
+    """Links in the CDI spec are mounts, because this runsc runs no hooks in the container."""
     expected = ask(bundle, driver, "nvidia.com/gpu=1")
     config = configured(bundle, driver, runsc, "cdi")
     words = ("--for", "charliecloud", "--output", bundle.path / "nvidia.json", "--config", config)
@@ -95,7 +95,7 @@ def test_a_cdi_spec_without_hooks_gives_nodes_and_files(
 
 @ONE
 def test_mode_hook_is_refused(bundle: GpuBundle, driver: Driver, runsc: Path) -> None:
-    """The files are in a process of its own, which no hook can enter."""
+    """A separate process of runsc has the container's files, and no hook can enter that process."""
     ask(bundle, driver, "0")
     done = run(bundle, runsc, configured(bundle, driver, runsc, "hook")).failed()
     assert "gpuhook-prestart: The container's root filesystem" in done.stderr

@@ -48,9 +48,10 @@ MODES = {
 
 
 def sorted_by_name(value: Any) -> Any:
-    """Return a value with lists of what has names in the names' order, which means nothing.
+    """Return a value in which each list of named objects is sorted by name.
 
-    Lists of nothing are left out, as kubectl writes some.
+    The order of these lists means nothing. Empty lists are left out, because kubectl writes
+    some.
     """
     if isinstance(value, dict):
         return {key: sorted_by_name(each) for key, each in value.items() if each != []}
@@ -63,7 +64,7 @@ def sorted_by_name(value: Any) -> Any:
 
 
 def comparable(documents: list[Document]) -> dict[tuple[str, str], Document]:
-    """Return them by kind and name, without the namespace, which Helm doesn't make itself."""
+    """Return objects by kind and name, without the namespace, which Helm doesn't create itself."""
     found = {(each["kind"], each["metadata"]["name"]): sorted_by_name(each) for each in documents}
     found.pop(("Namespace", "gpuhook"), None)
     return found
@@ -71,13 +72,13 @@ def comparable(documents: list[Document]) -> dict[tuple[str, str], Document]:
 
 @pytest.mark.parametrize("folder", render_manifests.FOLDERS)
 def test_folders_are_rendered_from_the_chart(folder: str) -> None:
-    """Byte for byte: python3 scripts/lib/render_manifests.py writes them."""
+    """python3 scripts/lib/render_manifests.py writes the folders, so every byte must match."""
     text = (MANIFESTS / folder / render_manifests.FILE).read_text()
     assert text == render_manifests.rendered(str(fetch()), folder)
 
 
 def test_kubectl_and_helm_apply_the_same_objects() -> None:
-    """And nothing is in a folder that the script doesn't render, except the namespace."""
+    """Each folder contains only objects that the script renders, and the namespace."""
     assert {*render_manifests.FOLDERS} == {*VARIANTS}
     for mode, folder in MODES.items():
         assert comparable(rendered(f"--set=mode={mode}")) == comparable(render(folder))
@@ -97,7 +98,7 @@ def test_the_default_mode_is_cdi() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_pods_have_a_token_where_their_account_has_rights(mode: str) -> None:
-    """Also the job of helm uninstall, which can't ask the API server without one."""
+    """The job of helm uninstall needs a token, too, because it asks the API server."""
     options = (f"--set=mode={mode}", "--set=labels.enabled=true", "--set=metrics.enabled=true")
     documents = [*rendered(*options), *hooks(*options)]
     bindings = [each for each in documents if each["kind"].endswith("RoleBinding")]
@@ -130,7 +131,7 @@ def test_metrics_options_give_the_objects_of_the_overlay(tmp_path: Path) -> None
 def test_distributions_set_the_folders_of_their_containerd(
     tmp_path: Path, mode: str, distribution: str
 ) -> None:
-    """The folders are those that gpuhook install knows."""
+    """The chart uses the folders that gpuhook install knows."""
     both = rendered(f"--set=mode={mode}", f"--set=installer.distribution={distribution}")
     made = overlay(tmp_path / "overlay", MODES[mode], distribution)
     assert comparable(both) == comparable(render(made))
@@ -146,7 +147,6 @@ def test_distributions_set_the_folders_of_their_containerd(
 
 
 def test_network_policy_admits_only_prometheus_by_default() -> None:
-    """Only Prometheus, by default."""
     [policy] = policies("--set=metrics.enabled=true")
     assert policy["spec"]["podSelector"]["matchLabels"] == {
         "app.kubernetes.io/name": "gpuhook-metrics"
@@ -164,7 +164,7 @@ def policies(*options: str) -> list[Document]:
 
 
 def test_values_give_the_objects_of_the_overlay(tmp_path: Path) -> None:
-    """A file for all nodes, options of the plugin, a registry and nodes of yours."""
+    """The values are a file for all nodes, plugin options, a registry and a selector of nodes."""
     config = '# ours\n[nvidia-container-cli]\nroot = "/run/nvidia/driver"\n'
     options = "version: v1\nflags:\n  migStrategy: mixed\n"
     env = {"GDS_ENABLED": True, "FAIL_ON_INIT_ERROR": "true", "GPUHOOK_INTERVAL": 10_000_000}
@@ -214,7 +214,7 @@ HOSTILE = " a: {b}, 'c' \"d\" \\ {{ .Values.mode }} #e\n\t- f\r\n "
 
 
 def hostile(value: Any, texts: list[str]) -> Any:
-    """Return the chart's own values with a text of its own, in ``texts``, wherever one may be."""
+    """Return the chart's values with a hostile text wherever one may be; add each to ``texts``."""
     if isinstance(value, dict) and value:
         return {key: hostile(each, texts) for key, each in value.items()}
     if isinstance(value, bool | int) or (isinstance(value, list) and value):
@@ -226,7 +226,7 @@ def hostile(value: Any, texts: list[str]) -> Any:
 
 
 def leaves(value: Any) -> list[str]:
-    """Return all texts in a document."""
+    """Return all texts in an object."""
     if isinstance(value, dict | list):
         each = value.values() if isinstance(value, dict) else value
         return [text for one in each for text in leaves(one)]
@@ -289,7 +289,7 @@ def test_an_older_cluster_is_sent_no_field_that_it_refuses() -> None:
 
 
 def unconfined(*words: str) -> tuple[object, bool]:
-    """Return the installer's profile of AppArmor, and whether it sees the node's processes."""
+    """Return the installer's AppArmor profile, and whether the pod sees the node's processes."""
     pod = pod_of(comparable(rendered(*words))["DaemonSet", "gpuhook-installer"])
     security = containers(pod)["installer"]["securityContext"]
     return security.get("appArmorProfile"), "hostPID" in pod
@@ -332,7 +332,7 @@ def undescribed(values: Any, schema: Any, at: str = "") -> list[str]:
 
 
 def test_pods_are_scheduled_only_to_nodes_with_accelerators_by_label(tmp_path: Path) -> None:
-    """By label, not by default; and a taint of a vendor's resource keeps no pod away."""
+    """Labels select the nodes, and no taint of a vendor's resource excludes a pod."""
     for document in rendered():
         if document["kind"] != "DaemonSet":
             continue
@@ -364,7 +364,7 @@ def test_taints_of_all_vendors_resources_are_tolerated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_uninstall_job_removes_gpuhook_from_nodes(mode: str) -> None:
-    """The job's objects are those of overlays/remove, and its account may do what it does."""
+    """The job's objects are those of overlays/remove, and its account has the rights it needs."""
     made = {each["kind"]: each for each in hooks(f"--set=mode={mode}")}
     if mode in ("mounts", "remove"):
         assert "Job" not in made
@@ -416,7 +416,7 @@ def test_alert_rules_are_those_of_the_package() -> None:
 
 
 def test_ready_only_while_the_plugin_serves() -> None:
-    """With the plugin as a unit, the installer's pod reports its state."""
+    """If the plugin is a unit, the installer's pod reports the unit's state."""
     for variant in VARIANTS:
         for document in daemon_sets(variant):
             waits = containers(pod_of(document)).get("done")
@@ -432,7 +432,7 @@ def test_ready_only_while_the_plugin_serves() -> None:
 
 
 def without_restart(has_runtime: bool) -> tuple[str, ...]:
-    """Return the option by which nothing restarts an engine that doesn't know gpu-py."""
+    """Return the option that prevents restarts of an engine that doesn't know gpu-py."""
     return () if has_runtime else ("--set=installer.restart=none",)
 
 
@@ -472,7 +472,7 @@ def test_the_install_notes_name_the_next_commands(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_engines_are_restarted_under_a_lease(mode: str) -> None:
-    """And what restarts none has no account with rights."""
+    """An installer that restarts no engine has no account with rights."""
     documents = rendered(f"--set=mode={mode}")
     restarts = mode in ("runtime", "environment", "remove")
     leases = [each["metadata"]["name"] for each in documents if each["kind"] == "Lease"]

@@ -18,7 +18,7 @@ from harness.snapshot import nothing_left
 
 @pytest.fixture
 def stranger(bundle: Bundle) -> Iterator[int]:
-    """A process that is in a mount namespace of its own, and in no container."""
+    """A process in its own mount namespace that belongs to no container."""
     argv = bundle.namespace.enter("unshare", "--mount", "sh", "-c", "echo; exec sleep infinity")
     argv = ["setpriv", "--pdeathsig=KILL", *argv]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
@@ -45,7 +45,7 @@ def stranger(bundle: Bundle) -> Iterator[int]:
 def test_sharing_the_mount_namespace_of_another_container_is_refused(
     bundle: GpuBundle, driver: Driver, stranger: int, tmp_path: Path, owner: str
 ) -> None:
-    """It is refused before the low-level runtime starts, which would mount in there, too."""
+    """The low-level runtime would mount in that namespace, so gpu-py refuses before it starts."""
 
     def mutate(spec: Spec) -> None:
         namespaces = spec["linux"]["namespaces"]

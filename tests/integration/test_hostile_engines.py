@@ -94,7 +94,7 @@ def test_a_user_namespace_of_podman_gets_the_gpu_and_libraries(
 
 
 def test_a_committed_image_works_again(docker: Docker, driver: Driver) -> None:
-    """Its layer holds our mount points, empty, and links of this driver's version."""
+    """The image's layer has our empty mount points, and links for this driver's version."""
     name = "gpuhook-committed"
     docker.call("run", "--runtime=gpu-py", "-e", GPU[0], f"--name={name}", DEBIAN, "true").ok()
     try:
@@ -117,7 +117,7 @@ def hardened_podman(
     driver: Driver,
     tmp_path: Path,
 ) -> Podman:
-    """podman where only mounts hand out GPUs, whether gpuhook is its runtime or a hook."""
+    """podman that accepts GPU requests only as mounts, with gpuhook as its runtime or as a hook."""
     config = harden(write_config(tmp_path / "etc", driver.root, ["runc"]))
     if request.param == "hook":
         words = ("--config", str(config), "prestart")

@@ -1,4 +1,4 @@
-"""An image's environment, and its files where Python searches, affect none of our programs."""
+"""Protection of our programs from an image's environment and from files where Python searches."""
 
 import re
 import shutil
@@ -24,9 +24,10 @@ __attribute__((constructor)) static void attack(void) {
 
 
 def evil_image(bundle: Bundle, tmp_path: Path) -> tuple[list[str], Path]:
-    """Put files into a root that attack their loader; return the environment and the mark.
+    """Put files that attack the loader into a root; return the environment and the mark.
 
-    The mark is made on the host only: it needs a guard that the container doesn't see.
+    The attack creates the mark only on the host, because it needs a guard that the container
+    doesn't see.
     """
     guard, mark = tmp_path / "guard", tmp_path / "mark"
     guard.touch()
@@ -78,9 +79,10 @@ def runc_version() -> tuple[int, ...]:
 def test_a_hook_without_its_own_environment_would_be_compromised(
     bundle: GpuBundle, tmp_path: Path
 ) -> None:
-    """Everything in the ``env`` of our hooks is removed from this environment.
+    """Our hooks' ``env`` protects them from these variables; this hook has no ``env``.
 
-    runc before 1.3 then gives it the container's environment (CVE-2025-23266), crun doesn't.
+    For such a hook, runc before 1.3 uses the container's environment (CVE-2025-23266). crun
+    doesn't.
     """
     settings, mark = evil_image(bundle, tmp_path)
     bundle.environ(*settings)
@@ -100,7 +102,7 @@ def test_a_hook_without_its_own_environment_would_be_compromised(
 def test_python_settings_and_the_working_folder_are_ignored(
     bundle: GpuBundle, installation: Installation, tmp_path: Path
 ) -> None:
-    """The launcher itself protects Python, also where a hook's ``env`` is not ours."""
+    """The launcher itself protects Python, even if a hook's ``env`` isn't ours."""
     settings, mark = evil_image(bundle, tmp_path)
     env = dict(setting.split("=", 1) for setting in settings if not setting.startswith("LD_"))
     env.pop("GPUHOOK_CONFIG")
@@ -113,7 +115,7 @@ def test_python_settings_and_the_working_folder_are_ignored(
 
 
 def spoil(folder: Path, mark: Path) -> None:
-    """Put modules into a folder that are called like all of Python's and of ours.
+    """Put modules with the names of all of Python's and gpuhook's modules into a folder.
 
     Each writes its name into a file when it is imported.
     """
@@ -123,7 +125,7 @@ def spoil(folder: Path, mark: Path) -> None:
 
 
 def with_the_package_elsewhere(installation: Installation, folder: Path) -> Installation:
-    """Return an installation as pip makes it with --editable: Python itself finds the package."""
+    """Return an installation like that of pip --editable, where Python itself finds the package."""
     run([installation.bin / "python3", "-m", "venv", "--without-pip", folder]).ok()
     [packages] = installation.bin.parent.glob("lib/python3*/site-packages")
     [own] = folder.glob("lib/python3*/site-packages")
@@ -162,7 +164,10 @@ def with_the_package_elsewhere(installation: Installation, folder: Path) -> Inst
 def test_gpu_py_imports_nothing_from_its_working_folder(
     bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path, package: str
 ) -> None:
-    """Engines call it in the bundle. Nothing is saved yet, so it imports all that it ever does."""
+    """Engines call gpu-py in the bundle's folder.
+
+    Nothing is saved yet, so gpu-py imports all the modules that it ever imports.
+    """
     mark = tmp_path / "imported"
     spoil(bundle.path, mark)
     used = installation

@@ -63,7 +63,7 @@ def test_links_in_the_image_do_not_lead_to_the_host(
 
 @contextmanager
 def swapping(bundle: Bundle, name: str, link: str) -> Iterator[None]:
-    """Exchange a folder and a link all the while, from a second container on the same root."""
+    """Swap a folder and a link repeatedly, from a second container on the same root."""
     change_image(bundle, f"ln -s {link} trap")
     pid = os.fork()
     if pid == 0:

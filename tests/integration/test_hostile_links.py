@@ -1,7 +1,7 @@
-"""Links in an image lead nowhere but into the image, also when they appear in mid-air.
+"""Links in an image never lead out of it, even if they appear during an injection.
 
-Each attack is also tried with the protection taken out, and must then work: else the test
-would prove nothing.
+Each attack also runs without the protection, and must then work. Otherwise the test would
+prove nothing.
 """
 
 import ctypes
@@ -84,7 +84,7 @@ def driver(tmp_path: Path, workspace: Path) -> Path:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A folder of the host that has what an attacker would like to have changed."""
+    """A folder of the host with files that an attacker would like to change."""
     folder = tmp_path / "victim"
     for path in (f"lib/{LIBRARY}", "ld.so.cache", "00-compat.conf", "gsp.bin"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -120,13 +120,13 @@ def everything(victim: Path) -> tuple[list[str], object]:
 
 
 def no_boundary() -> None:
-    """Take the second line of defence out: every mount counts as the container's own."""
+    """Remove the second line of defence: treat every mount as the container's own."""
     own = mounts.MountPermissions(own=True, shared=False)
     mounts.Boundary.verdict = lambda self, fd: own  # type: ignore[method-assign]
 
 
 def follow_anything() -> None:
-    """Take the confinement out: resolve paths as open(2) does."""
+    """Remove the confinement: resolve paths as open(2) does."""
 
     def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
         return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
@@ -181,7 +181,7 @@ def test_links_out_of_the_root_are_not_followed(
 def test_without_confinement_a_link_out_of_the_root_is_followed(
     tmp_path: Path, driver: Path, victim: Path, target: str
 ) -> None:
-    """Unconfined, the mount table still says that the victim is not the container's."""
+    """Even without confinement, the mount table shows that the victim isn't the container's."""
     root = tmp_path / "rootfs"
     for folder in ("dev", "proc"):
         (root / folder).mkdir(parents=True)
@@ -200,7 +200,7 @@ def test_without_confinement_a_link_out_of_the_root_is_followed(
 
 @contextmanager
 def swapping(root: Path, name: str, link: str) -> Iterator[None]:
-    """Exchange a folder of a root and a link as fast as possible, as another container would."""
+    """Swap a folder of a root and a link as fast as possible, as another container would."""
     trap = root / "trap"
     trap.symlink_to(link)
     libc = ctypes.CDLL(None)
@@ -218,7 +218,7 @@ def swapping(root: Path, name: str, link: str) -> Iterator[None]:
 
 
 def forget_places(container: ContainerRootfs) -> None:
-    """Have every step resolve its path again, so that there is more to race for."""
+    """Make every step resolve its path again, so that an attacker has more chances in the race."""
     for fd in (*container._places.values(), *container._held):
         os.close(fd)
     container._places.clear()
@@ -227,7 +227,7 @@ def forget_places(container: ContainerRootfs) -> None:
 
 
 def race(pid: int, root: Path, victim: Path) -> dict[str, int]:
-    """Do the steps of an injection again and again in one process; count how they end."""
+    """Repeat the steps of an injection in one process; count the outcomes."""
     outcomes = {"done": 0, "refused": 0, "outside": 0}
     outside = {os.stat(path).st_ino for path in (victim, *victim.rglob("*"))}
     with injection.open_container(pid, str(root)) as container:
@@ -266,9 +266,9 @@ def test_folders_constantly_swapped_for_links_change_nothing_outside(
 
 
 def swap_before(call: str, folder: Path, victim: Path, earlier: int) -> None:
-    """Exchange a folder for a link once, at the moment before a call of the kernel's uses it.
+    """Replace a folder by a link once, immediately before a kernel call uses the folder.
 
-    So many calls come before that one.
+    ``earlier`` such calls come first.
     """
     real = getattr(kernel, call)
     calls = []
@@ -343,7 +343,7 @@ MOMENTS: dict[str, tuple[Operation, str, str]] = {
 def test_a_folder_swapped_for_a_link_during_the_hook_is_not_followed(
     tmp_path: Path, victim: Path, moment: str
 ) -> None:
-    """After the folder was looked at, and before anything is made in it."""
+    """The swap comes after gpuhook checks the folder and before it creates anything in it."""
     operation, call, made = MOMENTS[moment]
     earlier = int("replaced" in moment)  # it tries first whether the link is missing
     root = tmp_path / "rootfs"
@@ -360,7 +360,7 @@ def test_a_folder_swapped_for_a_link_during_the_hook_is_not_followed(
 
 
 def check_then_open() -> None:
-    """Confine as a program does that resolves a path first and uses the answer afterwards."""
+    """Confine like a program that first resolves a path and then uses the result."""
 
     def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
         root = os.readlink(f"/proc/self/fd/{dir_fd}")

@@ -1,4 +1,4 @@
-"""A container that ends or isn't one, an old kernel, a hook in the wrong place: said clearly."""
+"""Clear errors for a container that ends or isn't one, an old kernel and a misplaced hook."""
 
 import ctypes
 import importlib
@@ -51,7 +51,7 @@ def plan(driver: Path) -> Plan:
 
 
 def refuse_call(number: int, error: int) -> Callable[[], None]:
-    """Return what makes the kernel refuse a call, as an old one or a seccomp profile does."""
+    """Return a function that makes the kernel refuse a call, as an old kernel or seccomp does."""
 
     def work() -> None:
         # Load the call's number; if it is that one, return the error, else allow it.
@@ -106,7 +106,7 @@ def test_reading_a_root_works_on_an_old_kernel(driver: Path) -> None:
     instead="enter(container.process)",
 )
 def test_no_python_module_is_imported_from_a_container(driver: Path, image: Path) -> None:
-    """A module that is there for the taking, in a folder that Python looks into."""
+    """The container's folder has a module, and Python searches that folder."""
     (image / "stray.py").write_text("")
     sys_path, finders = sys.path[:], sys.meta_path[:]
 
@@ -154,9 +154,9 @@ def test_a_container_that_ends_meanwhile_is_refused(driver: Path, image: Path) -
 
 
 def reusing(driver: Path, image: Path, strangers: Path) -> tuple[str, bool, bool]:
-    """Let a stranger have the container's process id between its opening and its entering.
+    """Give the container's process id to another process between opening and entering.
 
-    Returns the error, and whether the stranger's mount namespace was entered, and changed.
+    Return the error, and whether the other process's mount namespace was entered, and changed.
     """
     with ExitStack() as stack:
         made = plan(driver)
@@ -207,7 +207,7 @@ def test_the_hosts_root_is_refused_as_a_container_root(workspace: Path, root: st
 
 
 def in_our_namespace(driver: Path, image: Path, protected: bool) -> tuple[list[str], list[str]]:
-    """Inject into a process that has no mount namespace of its own; return the mounts after."""
+    """Inject into a process without its own mount namespace; return the mounts before and after."""
     unshare_mounts()  # so that what is mounted unprotected goes away with this process
     mount("", "/", "", 1 << 18 | 16384)
     before = mount_table()

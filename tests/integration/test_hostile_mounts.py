@@ -1,6 +1,6 @@
-"""Volumes, shared mounts and leftovers in images: the host's folders stay as they are.
+"""Volumes, shared mounts and leftovers in images, with the host's folders unchanged.
 
-Each protection is also taken out, and the harm that it prevents must then be seen.
+Each protection is also removed, and the harm that it prevents must then appear.
 """
 
 import errno
@@ -71,7 +71,7 @@ def volume(tmp_path: Path) -> Path:
 
 
 def make_private(root: Path) -> None:
-    """Mount a root on itself without peers, as Docker mounts what containers run on."""
+    """Mount a root on itself without peers, as Docker mounts a container's root."""
     mount(root, root, "", MS_BIND)
     mount("", root, "", MS_PRIVATE)
 
@@ -93,7 +93,7 @@ def socket(driver: Path) -> Operation:
 
 
 def no_volumes() -> None:
-    """Take a protection out: treat volumes as the container's own folders."""
+    """Remove a protection: treat volumes as the container's own folders."""
     judge = mounts.Boundary._judge
 
     def judged(self: mounts.Boundary, mount: bytes) -> mounts.MountPermissions:
@@ -103,7 +103,7 @@ def no_volumes() -> None:
 
 
 def no_sharing() -> None:
-    """Take a protection out: mount also where the host sees it."""
+    """Remove a protection: also mount where the host sees it."""
     judge = mounts.Boundary._judge
 
     def judged(self: mounts.Boundary, mount: bytes) -> mounts.MountPermissions:
@@ -181,7 +181,7 @@ def test_a_volume_over_etc_without_a_cache_gets_none(
 def test_the_hosts_folders_as_volumes_need_no_mounts(
     driver: Path, image: Path, propagation: int
 ) -> None:
-    """As with ``-v /usr/lib:/usr/lib -v /dev:/dev``: all is there already."""
+    """With ``-v /usr/lib:/usr/lib -v /dev:/dev``, for example, all files are already present."""
     volumes = [
         Volume(driver / "usr/lib", FOLDER, propagation),
         Volume(driver / "dev", "/dev", propagation),
@@ -270,7 +270,7 @@ def test_a_shared_volume_is_refused(driver: Path, image: Path, volume: Path) -> 
 
 
 def test_a_root_with_shared_propagation_and_no_peers_works(driver: Path, image: Path) -> None:
-    """Docker's mounts for ``-v /x:/x:rshared``: its root is a mount private to the host."""
+    """Docker does this for ``-v /x:/x:rshared``: its root is a mount private to the host."""
     make_private(image)
     before = mount_table()
     with sandbox(image, propagation=MS_SHARED) as box:
@@ -405,7 +405,10 @@ def test_a_replaced_cache_keeps_its_label_owner_and_mode(driver: Path, image: Pa
 def test_a_cache_is_written_where_no_label_can_be_set(
     driver: Path, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As podman's with SELinux (context=): none can be set. It is pretended, without SELinux."""
+    """On podman's mounts with SELinux (context=), no label can be set.
+
+    The test simulates this without SELinux.
+    """
 
     def refuse(fd: int, label: bytes) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -425,7 +428,7 @@ def test_a_cache_is_written_where_no_label_can_be_set(
     instead="cleared = 0",
 )
 def test_a_node_from_a_nodev_filesystem_can_be_opened(driver: Path, image: Path) -> None:
-    """/run and /tmp are often mounted nodev; a node that is given must open all the same."""
+    """/run and /tmp are often mounted nodev, but the container must be able to open the node."""
     mount("tmpfs", driver / "dev", "tmpfs", MS_NODEV)
     os.mknod(driver / "dev/nvidia0", 0o20666, os.makedev(195, 0))
     with sandbox(image) as box:
@@ -444,7 +447,7 @@ def test_a_node_from_a_nodev_filesystem_can_be_opened(driver: Path, image: Path)
 def test_a_shared_proc_shows_only_selected_gpus_and_is_unchanged(
     driver: Path, image: Path, tmp_path: Path
 ) -> None:
-    """The masked folder shows only selected GPUs, can't be written, and is this container's."""
+    """The masked folder shows only selected GPUs, is read-only and belongs to this container."""
     proc = driver / "proc/driver/nvidia"
     gpus = [proc / f"gpus/0000:{bus}:00.0/information" for bus in ("1b", "43")]
     mig = [proc / f"capabilities/gpu0/mig/gi{gi}/access" for gi in (1, 2)]
@@ -480,7 +483,7 @@ def test_a_shared_proc_shows_only_selected_gpus_and_is_unchanged(
 
 
 def test_proc_is_not_masked_where_the_kernel_has_no_driver(driver: Path, image: Path) -> None:
-    """The image's own file at that place says nothing about the machine."""
+    """The image's own file at that path shows nothing about the host."""
     (image / "proc/driver/nvidia").mkdir(parents=True)
     step = MaskProc(str(driver), ("version",), (), "test")
     with sandbox(image) as box:

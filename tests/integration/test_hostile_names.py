@@ -1,4 +1,4 @@
-"""Names that others choose, of folders and cgroups, with what is an end of a line elsewhere."""
+"""Names of folders and cgroups from other users, with characters that end a line elsewhere."""
 
 import json
 import os
@@ -28,7 +28,7 @@ CUTTING = [
 
 @contextmanager
 def odd_mounts(namespace: Namespace, folder: Path) -> Iterator[list[Path]]:
-    """Mount a filesystem of its own on folders with such names, and one in another's folder."""
+    """Mount a filesystem on each folder with such a name, and also on a folder next to it."""
     made = []
     try:
         for number, cut in enumerate(CUTTING):
@@ -63,7 +63,7 @@ def test_mounts_with_line_ends_in_their_names_are_handled(
     driver: Driver,
     tmp_path: Path,
 ) -> None:
-    """Containers of our documents start, and the commands see them."""
+    """Containers with our CDI specs start, and the commands find them."""
     config = configs[bundle.runtime]
     give(bundle, document, "2")
     bundle.command(*look(driver.minors, ["libcuda.so.1"]))
@@ -84,7 +84,7 @@ def test_mounts_with_line_ends_in_their_names_are_handled(
 
 
 def start(bundle: Bundle, program: str | Path, config: Path) -> None:
-    """Start the bundle's container, which goes on running."""
+    """Start the bundle's container, which keeps running."""
     bundle.command("sleep", "1000")
     bundle.detach(program, config)
 
@@ -104,7 +104,7 @@ def test_repair_is_not_misled_by_a_cgroup_name_with_a_line_end(
     workspace: Path,
     cut: str,
 ) -> None:
-    """A user who may create cgroups can't take another container's GPU by their names."""
+    """A user who may create cgroups can't get another container's GPU through their names."""
     runtime, namespace = low_level
     node = f"/dev/nvidia{driver.gpus[3].minor}"
     bundle.environ("NVIDIA_VISIBLE_DEVICES=3")

@@ -1,4 +1,4 @@
-"""Other users' processes by the hundred: with mounts by the thousand, or called like containers."""
+"""Hundreds of other users' processes, with thousands of mounts or with names like containers."""
 
 import contextlib
 import json
@@ -69,7 +69,10 @@ def sleepers(namespaces: int, processes: int, folder: Path, root: Path) -> Itera
 
 
 def seconds_of(argv: Sequence[str | Path]) -> tuple[float, str, str]:
-    """Run a program; return its processor time, because the machine may be busy, and its output."""
+    """Run a program; return its processor time and its output.
+
+    Elapsed time would depend on how busy the host is.
+    """
     start = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = run(argv, timeout=120, start=True).ok()
     end = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -79,7 +82,7 @@ def seconds_of(argv: Sequence[str | Path]) -> tuple[float, str, str]:
 
 @pytest.fixture
 def unrecorded(bundle: GpuBundle, driver: Driver, tmp_path: Path) -> Path:
-    """The configuration of a container that has a GPU, and no record."""
+    """The configuration of a container that has a GPU but no record."""
     config = write_config(tmp_path / "etc", driver.root, [bundle.runtime])
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
     bundle.command("sleep", "1000")
@@ -100,7 +103,10 @@ def test_thousands_of_mounts_do_not_delay_commands(
     namespaces: int,
     processes: int,
 ) -> None:
-    """Skipped containers are reported, and each one is seen before any container's hundredth."""
+    """gpuhook reports skipped containers.
+
+    It looks at one process of each container before the hundredth process of any container.
+    """
     listing = (installation.command, "list", "--config", unrecorded, "--format", "json")
     before, _, said = seconds_of(listing)
     assert said == ""
@@ -165,7 +171,7 @@ def remove(cgroup: Path) -> None:
 def test_processes_named_like_containers_are_not_counted_as_containers(
     installation: Installation, configs: dict[str, Path], driver: Driver, tmp_path: Path
 ) -> None:
-    """They are one container, which is called like the cgroup that the user was given."""
+    """These processes are one container, with the name of the cgroup that the user controls."""
     trees = [Path("/sys/fs/cgroup/devices"), Path("/sys/fs/cgroup")]
     tree = next(each for each in trees if (each / "cgroup.procs").exists())
     called = f"user@{uuid.uuid4().hex[:8]}.service"

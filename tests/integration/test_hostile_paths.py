@@ -1,4 +1,4 @@
-"""Files of other users where a driver's files and sockets are searched; folders with sockets."""
+"""Other users' files where driver files and sockets are searched, and folders with sockets."""
 
 import ctypes
 import json
@@ -45,7 +45,7 @@ time.sleep(1000)
 
 @pytest.fixture
 def machine(tmp_path_factory: pytest.TempPathFactory, installation: Installation) -> Driver:
-    """A machine of a test's own, with a /tmp as machines have it."""
+    """A simulated machine for one test, with a /tmp that all users may write."""
     root = tmp_path_factory.mktemp("hostile-paths")
     made = simulate(installation, root / "driver", "--gpus=2")
     (made.root / "tmp").mkdir(exist_ok=True)
@@ -71,7 +71,7 @@ def command(installation: Installation, config: Path, *words: str | Path) -> Res
 
 
 def listening(path: Path, *, owner: int = 0) -> Path:
-    """Make a socket, whose folder has the same owner."""
+    """Create a socket in a folder with the same owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as made, at(path.parent):
@@ -116,7 +116,7 @@ def as_socket(place: Path) -> None:
 
 @contextmanager
 def fuse(place: Path, options: str = "", *, dead: bool = False) -> Iterator[None]:
-    """Mount a user's filesystem, which is not served and, if ``dead``, can't be."""
+    """Mount a user's filesystem that isn't served; if ``dead``, its server has exited."""
     words = [sys.executable, "-c", MOUNT_FUSE, str(place), str(UID), options]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as server:
         try:
@@ -135,7 +135,7 @@ def fuse(place: Path, options: str = "", *, dead: bool = False) -> Iterator[None
 def check_nobody_cares(
     bundle: Bundle, installation: Installation, config: Path, *commands: tuple[str, ...]
 ) -> None:
-    """Start a container, which gets nothing of /tmp, and run the commands."""
+    """Check that a container starts without anything from /tmp and that the commands work."""
     done = started(
         bundle, installation, config, "nvidia-smi -L; ls -A /tmp; ls -A /srv 2>/dev/null; true"
     ).ok()
@@ -283,7 +283,7 @@ def test_an_untrusted_socket_is_not_given(
     machine: Driver,
     make: Callable[[Path], None],
 ) -> None:
-    """The container starts without it, also where the inventory was made before."""
+    """The container starts without the socket, even if the inventory was made before."""
     command(installation, config, "refresh").ok()
     make(machine.root / SOCKET)
     assert started(bundle, installation, config, GIVEN).ok().stdout == ""
@@ -350,7 +350,7 @@ def test_daemons_and_users_do_not_end_the_prefork_server(
 def test_a_dead_filesystem_over_driver_files_causes_a_short_error(
     installation: Installation, machine: Driver, tmp_path: Path
 ) -> None:
-    """Here a filesystem whose server has died, over a folder of the driver's."""
+    """A filesystem whose server has exited covers a folder of the driver."""
     config = write_config(tmp_path / "etc", machine.root, ["runc"])
     library = machine.library("libcuda.so.1").parent
     with fuse(library, ",allow_other", dead=True):
@@ -370,7 +370,7 @@ LOOK = "ls -A /run/udev /etc/cufile.json 2>/dev/null; true"
 
 @pytest.fixture
 def udev(machine: Driver) -> Driver:
-    """A machine with GPUDirect Storage's configuration, and udev with its socket."""
+    """A simulated machine with GPUDirect Storage's configuration, and with udev and its socket."""
     data = machine.root / "run/udev/data"
     data.mkdir(parents=True)
     (data / "c195:0").write_text("E:ID=x\n")
@@ -459,7 +459,7 @@ ASK = "MAKER_VISIBLE_DEVICES=all"
 def test_a_socket_that_appears_in_a_folder_is_not_given(
     bundle: Bundle, installation: Installation, config: Path, machine: Driver, mode: str
 ) -> None:
-    """Each start looks where daemons have their files: the inventory may be older."""
+    """The inventory may be older, so each start checks the folders where daemons have files."""
     os.mknod(machine.root / "dev/maker0", stat.S_IFCHR | 0o666, os.makedev(511, 0))
     (machine.root / "etc/maker").write_text("")
     for folder in ("run/maker/deep/er", "var/lib/maker"):

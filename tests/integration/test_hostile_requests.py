@@ -1,4 +1,4 @@
-"""Hostile requests, in what the image and the bundle say, started for real by runc and crun."""
+"""Hostile requests in images and bundles, started for real by runc and crun."""
 
 import json
 import time
@@ -27,7 +27,7 @@ ANNOTATION = {"cdi.k8s.io/x": "runtime.nvidia.com/gpu=all"}
 def test_an_annotation_gives_no_more_than_the_mounts(
     bundle: GpuBundle, driver: Driver, tmp_path: Path, by: str, more: str, asked: str
 ) -> None:
-    """CRI-O and podman copy annotations of users into config.json."""
+    """CRI-O and podman copy users' annotations into config.json."""
     config = harden(write_config(tmp_path / "etc", driver.root, [bundle.runtime]))
     config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{more}"))
     bundle.command(*look(driver.minors))
@@ -56,7 +56,7 @@ def test_an_annotation_gives_no_more_than_the_mounts(
 def test_a_cdi_claim_of_another_pod_is_refused(
     bundle: GpuBundle, driver: Driver, tmp_path: Path, mode: str
 ) -> None:
-    """A CDI spec of a DRA driver for one pod: its folder of the host, and a hook of root's."""
+    """A DRA driver's CDI spec for one pod has its host folder and a hook that runs as root."""
     trace, secret = tmp_path / "trace", tmp_path / "secret"
     secret.write_text("another's")
     claim = "k8s.gpu.nvidia.com/claim=0f2b-gpu-0"
@@ -177,7 +177,7 @@ def test_bytes_that_are_no_text_are_kept(bundle: GpuBundle, driver: Driver) -> N
 def test_a_million_variables_are_handled_in_time(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
-    """Low-level runtimes take minutes over so many; we must not be what takes long."""
+    """Low-level runtimes take minutes for so many variables; gpuhook must not be the slow part."""
     config = write_config(tmp_path / "config", driver.root, ["/bin/true"])
     bundle.environ(*[f"A{number}={number}" for number in range(10**6)], "NVIDIA_VISIBLE_DEVICES=0")
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Other users of the machine against root's commands: their processes, files, links and locks."""
+"""Protection of root's commands from other users' processes, files, links and locks."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ WAIT = "echo ready; read -r end"
 
 @dataclass(frozen=True)
 class Site:
-    """A folder that every user may enter, a daemon.json of root's in it, and our command."""
+    """A folder that every user may enter, with root's daemon.json, and the gpuhook command."""
 
     folder: Path
     config: Path
@@ -42,7 +42,7 @@ class Site:
         return run([self.command, verb, *options, *words], timeout=LIMIT_S)
 
     def doctor(self, config: Path, *words: str | Path) -> Result:
-        """Have everything examined; ``config`` is gpuhook's own configuration."""
+        """Examine everything with gpuhook doctor; ``config`` is gpuhook's own configuration."""
         return run([self.command, "doctor", "--config", config, *words], timeout=LIMIT_S)
 
 
@@ -149,7 +149,7 @@ def test_a_daemon_of_root_gets_the_reload_signal(site: Site) -> None:
 def test_files_of_a_daemon_in_a_chroot_are_found_below_its_root(
     site: Site, roots: dict[str, Path]
 ) -> None:
-    """A file that is /usr/bin/gpu-py there, or its socket, isn't ours of that name."""
+    """/usr/bin/gpu-py or its socket in the chroot isn't our file of the same name."""
     root, upper, work = (site.folder / name for name in ("root", "upper", "work"))
     for folder in (root, upper, work):
         folder.mkdir()
@@ -188,7 +188,7 @@ while True:
 def test_another_user_on_the_socket_of_roots_docker_is_reported(
     site: Site, driver: Driver, configs: dict[str, Path]
 ) -> None:
-    """He is heard no further than to learn who he is."""
+    """gpuhook only learns who owns the server, and reads nothing more from it."""
     path = folder_of_his(site.folder, "his") / "docker.sock"
     words = [f"--config-file={site.config}", f"--host=unix://{path}"]
     with (
@@ -203,7 +203,7 @@ def test_another_user_on_the_socket_of_roots_docker_is_reported(
 
 
 def test_an_old_lock_of_another_user_does_not_block_install(site: Site) -> None:
-    """The folder was open to all users then."""
+    """The state folder was open to all users when that lock was taken."""
     folder = site.folder / "state/engines"
     folder.mkdir(parents=True)
     with process([*AS_STRANGER, "flock", folder, "sh", "-c", WAIT]):
@@ -224,7 +224,7 @@ def test_a_hung_installation_is_named_by_its_process(site: Site) -> None:
 
 
 def test_locks_of_other_users_do_not_block_the_inventory(site: Site, driver: Driver) -> None:
-    """Every user may read the inventory, and so lock its file; the lock is another file."""
+    """Every user may read the inventory, and so lock that file; gpuhook locks another file."""
     config = write_config(site.folder / "config", driver.root, ["runc"])
     refresh: list[str | Path] = [site.command, "refresh", "--config", config]
     run(refresh).ok()
@@ -250,7 +250,7 @@ def test_locks_of_other_users_do_not_block_the_inventory(site: Site, driver: Dri
 )
 @pytest.mark.parametrize("link", ["daemon.json", "docker"])
 def test_a_link_in_another_users_home_is_refused(site: Site, link: str) -> None:
-    """Root may be asked to install for a user, whose folders are links to root's."""
+    """Root may install for a user whose folders are links to root's folders."""
     home = folder_of_his(site.folder, "home")
     named = home / "docker/daemon.json"
     if link == "docker":
@@ -274,7 +274,7 @@ def test_a_link_in_another_users_home_is_refused(site: Site, link: str) -> None:
 def test_another_users_link_in_a_world_writable_folder_is_refused(
     site: Site, protected: bool
 ) -> None:
-    """Also where the kernel forbids following it (fs.protected_symlinks), systemd's default."""
+    """The kernel may also forbid the access (fs.protected_symlinks, systemd's default)."""
     everybody = site.folder / "tmp"
     everybody.mkdir()
     everybody.chmod(0o1777)
@@ -298,7 +298,7 @@ def test_another_users_link_in_a_world_writable_folder_is_refused(
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
 def test_a_link_out_of_another_users_home_is_refused_for_other_files(site: Site) -> None:
-    """The links with NVIDIA's names, and gpuhook's own configuration."""
+    """This covers the links with NVIDIA's names, and gpuhook's own configuration."""
     home = folder_of_his(site.folder, "home")
     (home / "bin").symlink_to(site.folder)
     done = site.gpuhook("install", "--gpus", f"--bin-dir={home}/bin").failed()
@@ -314,7 +314,7 @@ def test_a_link_out_of_another_users_home_is_refused_for_other_files(site: Site)
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
 def test_a_home_that_later_belongs_to_another_user_is_refused(site: Site) -> None:
-    """The path that uninstall would write or remove may belong to root by now."""
+    """The path that uninstall would write or remove may now lead to a file of root."""
     home = site.folder / "home"
     named = home / "docker/daemon.json"
     words = ["--engine=docker", f"--config={named}", f"--state-dir={site.folder}/state"]
@@ -332,7 +332,7 @@ def test_a_home_that_later_belongs_to_another_user_is_refused(site: Site) -> Non
     "owners-identity", "other users: root doesn't follow their links", instead="if True:"
 )
 def test_a_state_folder_of_another_user_is_refused(site: Site) -> None:
-    """Its records would say what root is to write, and where."""
+    """The records in that folder would decide which files root writes."""
     home = folder_of_his(site.folder, "home")
     site.gpuhook("install").ok()
     shutil.copytree(site.folder / "state", home / "state")
@@ -345,7 +345,7 @@ def test_a_state_folder_of_another_user_is_refused(site: Site) -> None:
 
 
 def test_root_commands_ignore_a_home_folder_in_the_environment(site: Site) -> None:
-    """Whatever the environment names: sudo may keep a user's."""
+    """sudo may keep a user's variables, so root's commands ignore every such variable."""
     home = folder_of_his(site.folder, "home")
     env = {"HOME": str(home), "XDG_CONFIG_HOME": f"{home}/.config"}
     env |= {"XDG_STATE_HOME": f"{home}/.local/state", "XDG_RUNTIME_DIR": f"{home}/run"}

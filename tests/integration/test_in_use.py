@@ -1,4 +1,4 @@
-"""Reasons to refuse the removal of gpu-py, without the engine on this machine: CRI-O."""
+"""Reasons to refuse the removal of gpu-py for CRI-O, which isn't on this host."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from harness.strangers import AS_STRANGER, pretender
 
 
 class Site:
-    """A crio.conf in a folder that every user may enter, and our command."""
+    """A crio.conf in a folder that every user may enter, and the gpuhook command."""
 
     def __init__(self, folder: Path, command: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ def test_a_crio_with_other_files_or_another_default_does_not_block_removal(site:
 def test_removal_is_refused_while_a_crio_container_needs_it(
     site: Site, installation: Installation
 ) -> None:
-    """conmon has no folder to look into, but the runtime among its words."""
+    """conmon has no folder to examine, but its arguments name the runtime."""
     words = ["-b", "/bundle", "-c", "0123", "-n", "k8s_main", "-r", str(installation.runtime)]
     with pretender(site.folder / "conmon", *words, way=()):
         done = site.gpuhook("uninstall", "--unless-in-use").failed()

@@ -1,4 +1,4 @@
-"""Whatever call fails on the way, the container and the host are as they were before it."""
+"""Injections in which any call may fail, and which then leave container and host unchanged."""
 
 import errno
 import os
@@ -52,14 +52,14 @@ MIG = "capabilities/gpu0/mig/gi1/access"
 
 
 class Recorder:
-    """The seam to the kernel, wrapped: counts the calls and lets one of them fail."""
+    """A wrapper of the kernel calls that counts them and makes one of them fail."""
 
     def __init__(self, failing: int) -> None:
         self._failing = failing
         self.calls: list[str] = []
 
     def wrap(self) -> None:
-        """Begin, in a process that sees a driver."""
+        """Start to record, in a process that sees a driver."""
         see_drivers("nvidia")
         for name in CHANGING:
             setattr(kernel, name, self._wrapped(name, getattr(kernel, name)))
@@ -99,7 +99,7 @@ def driver(tmp_path: Path, workspace: Path) -> Path:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """A root with everything that has to be put back: links, files, a mount point, a cache."""
+    """A root with everything that an injection restores: links, files, a mount point, a cache."""
     root = tmp_path / "rootfs"
     libraries = root / LIBRARIES.lstrip("/")
     for folder in ("dev", "etc", "proc/driver/nvidia/gpus/0000:ff:00.0"):
@@ -147,7 +147,7 @@ def state(box: Sandbox) -> tuple[Any, ...]:
 def failure(
     box: Sandbox, operations: list[Operation], driver: Path, failing: int
 ) -> InjectError | None:
-    """Return the error of an injection whose call of that number fails, None if none was left."""
+    """Return the error of an injection whose call ``failing`` fails, or None without that call."""
     try:
         box.inject(operations, Recorder(failing).wrap)
     except InjectError as error:
@@ -156,7 +156,7 @@ def failure(
 
 
 def fail_each_call(box: Sandbox, operations: list[Operation], driver: Path) -> int:
-    """Let the 1st, 2nd, ... call fail until there is none left to; return how many there are."""
+    """Make the 1st, 2nd, ... call fail until no call is left; return the number of calls."""
     before = state(box)
     failing = 1
     while error := failure(box, operations, driver, failing):

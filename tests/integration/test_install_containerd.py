@@ -1,4 +1,4 @@
-"""gpuhook install and uninstall for containerd, and pods of it with a RuntimeClass of ours."""
+"""gpuhook install and uninstall for containerd, and pods with gpuhook's RuntimeClass."""
 
 import fnmatch
 import json
@@ -76,7 +76,7 @@ STOCK_OLD = STOCK.replace("version = 2\n", "")
 
 
 class Site:
-    """A containerd to install to: its configuration and our command, with its own state."""
+    """A containerd to install to: its configuration, and the gpuhook command with its own state."""
 
     def __init__(self, command: Path, folder: Path) -> None:
         self.folder = folder / "containerd"
@@ -90,20 +90,20 @@ class Site:
         return run([self.command, verb, *options, *words])
 
     def dump(self) -> dict[str, Any]:
-        """Return what containerd itself makes of its files."""
+        """Return the settings that containerd itself reads from its files."""
         text = run(["containerd", "--config", self.config, "config", "dump"]).ok().stdout
         return tomllib.loads(text)
 
     def runtimes(self) -> dict[str, Any]:
-        """Return what containerd itself knows of runtimes."""
+        """Return the runtimes that containerd itself reads from its files."""
         return runtimes_of(self.dump())
 
     def ignores_version_1(self) -> bool:
-        """Tell whether this containerd, 2.0 to 2.2, finds no CRI settings in version 1."""
+        """Return whether this containerd, 2.0 to 2.2, finds no CRI settings in version 1."""
         return int(self.dump()["version"]) == 3
 
     def call(self, *words: str | Path) -> Result:
-        """Run ctr where the CRI's images are."""
+        """Run ctr in the namespace of the CRI's images."""
         return run(["ctr", f"--address={self.folder}/containerd.sock", "-n", "k8s.io", *words])
 
 
@@ -171,7 +171,7 @@ def test_a_pod_gets_gpus_after_install_and_is_refused_after_uninstall(
 
 
 def bundle_of(site: Site, container: str) -> dict[str, Any]:
-    """Return the config.json that a container was created from."""
+    """Return the config.json from which a container was created."""
     tasks = site.folder / "state/io.containerd.runtime.v2.task/k8s.io"
     spec: dict[str, Any] = json.loads((tasks / container / "config.json").read_text())
     return spec
@@ -180,7 +180,7 @@ def bundle_of(site: Site, container: str) -> dict[str, Any]:
 def test_default_runtime_gives_gpus_only_to_pods_that_ask(
     site: Site, driver: Driver, configs: dict[str, Path], archive: Path, pause_archive: Path
 ) -> None:
-    """A pod that names no RuntimeClass gets GPUs too, and one that wants none gets none."""
+    """A pod without a RuntimeClass also gets the GPUs that it requests."""
     site.gpuhook("install", "--set-default").ok()
     assert "containerd: unchanged" in site.gpuhook("install").ok().stdout  # and it stays
     with running(site, configs["runc"], archive, pause_archive) as cri, cri.pod("") as pod:
@@ -231,7 +231,7 @@ def test_uninstall_is_refused_while_a_ctr_container_runs(
 
 
 def test_containerd_reads_the_new_runtime_and_the_rest_unchanged(site: Site) -> None:
-    """The rest of the configuration means what it meant; the new runtime is as runc's."""
+    """The other settings keep their meaning, and the new runtime has runc's settings."""
     before = site.dump()
     site.gpuhook("install", "--set-default").ok()
     after = site.dump()

@@ -1,4 +1,4 @@
-"""gpuhook install and uninstall on a running Docker, and Docker's own --gpus."""
+"""gpuhook install and uninstall on a running Docker, and Docker's own option --gpus."""
 
 import contextlib
 import http.client
@@ -38,7 +38,7 @@ ODD_FILE = """\
 
 @dataclass(frozen=True)
 class Site:
-    """A Docker to install to: its daemon, its daemon.json, our command and its state."""
+    """A Docker to install to: its daemon, its daemon.json, the gpuhook command and its state."""
 
     docker: Docker
     config: Path
@@ -50,7 +50,7 @@ class Site:
         return run([self.command, verb, *options, *words])
 
     def default_runtime(self) -> str:
-        """Return what the running daemon says."""
+        """Return the default runtime that the running daemon reports."""
         done = self.docker.call("info", "--format", "{{.DefaultRuntime}}").ok()
         return done.stdout.strip()
 
@@ -61,7 +61,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def names(workspace: Path, installation: Installation) -> Path:
-    """A folder with NVIDIA's names, made by gpuhook for an engine that isn't there."""
+    """A folder with NVIDIA's names, which gpuhook made for an engine that doesn't exist."""
     folder = workspace / "install-names"
     words = ["--engine=docker", f"--config={workspace}/names.json", "--gpus"]
     words += [f"--bin-dir={folder}", f"--state-dir={workspace}/names-state"]
@@ -77,7 +77,7 @@ def daemon(
     names: Path,
     configs: dict[str, Path],
 ) -> Iterator[Docker]:
-    """A Docker that knows no runtime of ours, but finds NVIDIA's names."""
+    """A Docker that knows none of our runtimes, but finds NVIDIA's names."""
     env = {"GPUHOOK_CONFIG": str(configs["runc"]), "PATH": f"{names}:{PATH}"}
     with dockerd(workspace / "install-docker", host, {}, archive, env) as engine:
         yield engine
@@ -178,7 +178,7 @@ def test_installing_again_loses_nothing(site: Site) -> None:
 )
 @pytest.mark.parametrize("text", [None, "{}", '{"log-level":  "warn"}\n'])
 def test_uninstall_removes_the_runtime_from_a_running_docker(site: Site, text: str | None) -> None:
-    """By itself dockerd keeps the runtimes and the default that a file doesn't name."""
+    """Without help, dockerd keeps runtimes and a default that its file no longer names."""
     site.config.unlink()
     if text is not None:
         site.config.write_text(text)
@@ -193,7 +193,7 @@ def test_uninstall_removes_the_runtime_from_a_running_docker(site: Site, text: s
 
 
 def test_install_waits_until_a_slow_docker_has_read_its_config(site: Site) -> None:
-    """Then `docker run` may be the next command."""
+    """The next command may be `docker run`."""
     words = ["install", "--engine=docker", "--reload", f"--config={site.config}"]
     assert site.docker.pid is not None
     os.kill(site.docker.pid, signal.SIGSTOP)
@@ -229,7 +229,7 @@ def test_uninstall_with_an_unresponsive_docker_is_refused(site: Site) -> None:
 
 
 def test_a_default_set_by_the_administrator_blocks_removal(site: Site) -> None:
-    """Without the runtime that it names, dockerd wouldn't even start."""
+    """dockerd doesn't start if its default names a missing runtime."""
     site.gpuhook("install").ok()
     changed = site.config.read_text().replace('"runc"', '"gpu-py"')
     site.config.write_text(changed)
@@ -284,7 +284,7 @@ def test_a_running_container_stops_a_removal_unless_forced(site: Site) -> None:
 
 
 def test_a_runtime_with_arguments_counts_as_in_use(site: Site) -> None:
-    """Docker calls such a one by a script of its own."""
+    """Docker calls a runtime with arguments through its own script."""
     entry = {"path": str(site.command.with_name("gpu-py")), "runtimeArgs": ["--debug"]}
     site.config.write_text(json.dumps({"runtimes": {"talks": entry}}))
     assert site.docker.pid is not None
@@ -373,7 +373,7 @@ def registered(site: Site) -> Iterator[Site]:
 def test_the_gpus_option_gives_the_named_gpus(
     registered: Site, driver: Driver, gpus: str, indices: list[int], runtime: str
 ) -> None:
-    """With runc only the hook works; with gpu-py it is called twice, and works once."""
+    """With runc only the hook works; with gpu-py the hook is called twice, and works once."""
     options = ["--gpus", gpus]
     script = look(driver.minors)
     inside = seen(registered.docker.run(DEBIAN, *script, options=options, runtime=runtime))
@@ -384,7 +384,7 @@ def test_the_gpus_option_gives_the_named_gpus(
 
 
 class ApiConnection(http.client.HTTPConnection):
-    """Docker's API on its unix socket, which is how docker compose talks to it."""
+    """A connection to Docker's API on its unix socket, as docker compose uses it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost")
@@ -395,7 +395,7 @@ class ApiConnection(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
     def create(self, name: str, body: dict[str, Any]) -> None:
-        """Make a container as compose does: in one request, all that the file says."""
+        """Create a container as compose does, with all settings of its file in one request."""
         headers = {"Content-Type": "application/json"}
         path = f"/v1.41/containers/create?name={name}"
         self.request("POST", path, json.dumps(body), headers)
@@ -426,7 +426,7 @@ class ApiConnection(http.client.HTTPConnection):
 def test_requests_of_docker_compose_select_gpus(
     registered: Site, driver: Driver, environment: list[str], more: dict[str, Any]
 ) -> None:
-    """compose's ``environment`` and ``deploy.resources.reservations.devices``."""
+    """compose sends ``environment`` and ``deploy.resources.reservations.devices``."""
     body = {
         "Image": DEBIAN,
         "Cmd": ["nvidia-smi", "-L"],
@@ -451,7 +451,7 @@ def test_the_gpus_option_with_an_unknown_gpu_is_refused(registered: Site) -> Non
 def test_an_old_entry_for_nvidias_runtime_starts_gpu_py(
     site: Site, names: Path, driver: Driver
 ) -> None:
-    """An older daemon.json still works: the name leads to gpu-py."""
+    """NVIDIA's name in an older daemon.json leads to gpu-py."""
     path = str(names / "nvidia-container-runtime")
     old = {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}}}
     site.config.write_text(json.dumps(old))

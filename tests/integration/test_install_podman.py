@@ -1,4 +1,4 @@
-"""gpuhook install and uninstall for podman: as a runtime, and as a hook with no runtime of ours."""
+"""gpuhook install and uninstall for podman: as a runtime, and as a hook without our runtime."""
 
 import dataclasses
 import json
@@ -39,13 +39,13 @@ def crun_storage(workspace: Path, v1: Namespace, archive: Path) -> Iterator[Podm
 
 @pytest.fixture(params=["storage", "crun_storage"])
 def engine(request: pytest.FixtureRequest) -> Podman:
-    """podman with runc and with crun, and no runtime of ours."""
+    """podman with runc and with crun, without our runtime."""
     found: Podman = request.getfixturevalue(request.param)
     return found
 
 
 class Installer:
-    """Installs for podman, with state in a folder of its own."""
+    """A function that calls gpuhook for podman, with its state in a separate folder."""
 
     def __init__(self, command: Path, config: Path, state: Path) -> None:
         self._command = command
@@ -67,7 +67,7 @@ class Installer:
 
 @pytest.fixture
 def gpuhook(installation: Installation, podman_config: Path, tmp_path: Path) -> Iterator[Installer]:
-    """The command; whatever a test installs is gone at its end, without a trace."""
+    """The gpuhook command; everything that a test installs is removed at its end."""
     before = contents(CONTAINERS)
     installer = Installer(installation.command, podman_config, tmp_path / "state")
     yield installer
@@ -133,7 +133,7 @@ def test_uninstall_unless_in_use_is_refused_while_a_container_needs_it(
 
 
 def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:
-    """podman passes --log only to runtimes that are in its list, where ours now is."""
+    """podman passes --log only to runtimes in its list, which now contains gpu-py."""
     gpuhook("install").ok()
     named = dataclasses.replace(storage, runtime=Path("gpu-py"))
     done = named.run(DEBIAN, "true", env=["NVIDIA_VISIBLE_DEVICES=99"]).failed()
@@ -144,7 +144,7 @@ def test_errors_reach_the_user(gpuhook: Installer, storage: Podman) -> None:
 def test_gpu_py_calls_podmans_own_runtime(
     gpuhook: Installer, crun_storage: Podman, podman_config: Path, tmp_path: Path, own: str
 ) -> None:
-    """crun where podman is left its default, and the one that containers.conf names."""
+    """This is crun with podman's default, or else the runtime that containers.conf names."""
     config = tmp_path / "config.toml"
     config.write_text(re.sub(r"runtimes = .*\n", "", podman_config.read_text()))
     mine = CONTAINERS / "containers.conf"
@@ -250,7 +250,7 @@ def test_hook_leaves_other_containers_alone(gpuhook: Installer, engine: Podman, 
 def test_builds_work_with_the_hook_installed(
     gpuhook: Installer, storage: Podman, tmp_path: Path, stage: str
 ) -> None:
-    """They read hooks, too, but know no stage precreate."""
+    """Builds also read hooks, but they don't know the stage precreate."""
     (tmp_path / "Dockerfile").write_text(f"FROM {DEBIAN}\nRUN true\n")
     gpuhook("install", f"--hook={stage}").ok()
     words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
@@ -276,7 +276,7 @@ def test_a_refusal_is_recorded_for_later_diagnosis(
     tmp_path: Path,
     way: list[str],
 ) -> None:
-    """podman shows nothing of what a hook says at precreate, crun nothing of any hook."""
+    """podman prints no output of a hook at precreate, and crun prints no output of any hook."""
     config = tmp_path / "config.toml"
     text = podman_config.read_text().replace("[gpuhook]", f'debug = "{tmp_path}/debug"\n[gpuhook]')
     config.write_text(re.sub(r"state-dir = .*", f'state-dir = "{tmp_path}/kept"', text))
@@ -296,7 +296,7 @@ def test_a_refusal_is_recorded_for_later_diagnosis(
 
 @contextmanager
 def using(link: Path, config: Path) -> Iterator[None]:
-    """Have the configuration that is found without being named be this one."""
+    """Use this configuration as the default one until the end of the block."""
     before = link.readlink()
     link.unlink()
     link.symlink_to(config)
@@ -317,7 +317,7 @@ def test_runtime_and_hook_together_work_once(
 
 
 def test_gpus_of_podman_4_is_ignored(podman_runtime: Podman, driver: Driver) -> None:
-    """It takes Docker's option for Docker's sake; later ones ask for a CDI device."""
+    """podman 4 accepts Docker's option for compatibility; later ones request a CDI device."""
     version = run(["podman", "--version"]).ok().stdout.split()[-1]
     done = podman_runtime.run(DEBIAN, *look(driver.minors), options=["--gpus=all"])
     if int(version.partition(".")[0]) < 5:

@@ -1,4 +1,4 @@
-"""Sequences of install and uninstall where a driver has devices: all that is written goes again."""
+"""Sequences of install and uninstall on a host with devices, after which no file is left."""
 
 import itertools
 import shutil
@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 
 class Site:
-    """The command of an installation, on systems below a folder, with a driver's devices."""
+    """The gpuhook command for systems below a folder, with a driver's devices."""
 
     def __init__(self, installation: Installation, config: Path, folder: Path) -> None:
         self._installation = installation
@@ -24,13 +24,13 @@ class Site:
         self._folder = folder
 
     def call(self, system: Path, *words: str) -> bool:
-        """Run a command; tell whether it did what it was asked to do."""
+        """Run a command; return whether it succeeded."""
         more = [word.replace("PREFIX", str(system)) for word in words[1:]]
         line = [str(self._installation.command), words[0], f"--prefix={system}", *more]
         return run(line, env=self._env).status == 0
 
     def check(self, texts: dict[str, str], commands: list[list[str]]) -> None:
-        """Run commands on a new system with those files, and take all of it back."""
+        """Check that commands on a new system with these files can be rolled back completely."""
         system = self._folder / str(next(_numbers))
         system.mkdir()
         try:
@@ -73,6 +73,6 @@ def test_every_sequence_of_install_and_uninstall_restores_all_files(
 
 
 def test_uninstall_of_one_part_keeps_files_of_another_in_its_folder(site: Site) -> None:
-    """The units of CDI documents lie in a folder that was made for a machine's."""
+    """The folder with the units for CDI specs was created for an nspawn machine's units."""
     docker = ["install", "--engine=docker", "--cdi"]
     site.check({}, [MACHINES[0], docker, ["uninstall", "--engine=nspawn"]])

@@ -20,7 +20,7 @@ PATTERNS = ("/dev/dri/*", "/dev/accel/*")
 
 
 def cards(found: Devices, *numbers: int | str, opened: str = "ENXIO") -> dict[str, Seen]:
-    """Return what a container sees that has the GPUs of these cards."""
+    """Return the nodes of these cards' GPUs as a container sees them."""
     names = [name for n in numbers for name in (f"card{n}", f"renderD{128 + int(n)}")]
     return found.nodes(*(f"/dev/dri/{name}" for name in names), opened=opened)
 
@@ -34,7 +34,7 @@ def dri(*names: str) -> list[str]:
 
 
 class TestGpus(Contract):
-    """Eleven GPUs from card1 on, one virtual function, and a GPU of a virtual machine."""
+    """Eleven GPUs from card1 on, one virtual function, and a virtual machine's GPU."""
 
     case = Case(
         vendor="intel_gpu",
@@ -90,7 +90,7 @@ class TestGpus(Contract):
 
 
 class TestNpus(Contract):
-    """Two NPUs beside another maker's /dev/accel/accel0."""
+    """Two NPUs in addition to another vendor's /dev/accel/accel0."""
 
     case = Case(
         vendor="intel_npu",
@@ -128,7 +128,7 @@ class TestNpus(Contract):
 def test_podman_gives_gpus_and_npus_in_one_container(
     installation: Installation, driver: Driver, host: Namespace, workspace: Path, archive: Path
 ) -> None:
-    """By documents of both kinds, and by the hook."""
+    """podman uses the CDI specs of both kinds, and also the hook."""
     cases, folder = (TestGpus.case, TestNpus.case), workspace / "intel-both"
     own = write_config(workspace / "intel-both-etc", driver.root, ["runc"])
     with (

@@ -1,4 +1,4 @@
-"""A hook or a runtime that is killed at any moment leaves nothing, and the next start works."""
+"""A hook or runtime, killed at any moment: nothing is left, and the next start works."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ FOLDER = "usr/lib/x86_64-linux-gnu"
 
 @dataclass(frozen=True)
 class Hook:
-    """Arguments to run the hook on a sandbox as a runtime would."""
+    """Arguments that run the hook on a sandbox as a runtime would."""
 
     argv: list[str]
     bundle: Path
@@ -71,7 +71,7 @@ def hook(
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """A root in which files, links and folders have to be made and replaced."""
+    """A root in which the hook must create and replace files, links and folders."""
     root = tmp_path / "rootfs"
     for folder in ("dev", "proc", "etc", FOLDER):
         (root / folder).mkdir(parents=True)
@@ -83,7 +83,7 @@ def image(tmp_path: Path) -> Path:
 
 
 def whole(hook: Hook, image: Path) -> dict[str, tuple[int, int, int, int, bytes]]:
-    """Run the hook to its end; return what it leaves in the image's layer."""
+    """Run the hook until it exits; return its changes in the image's layer."""
     with sandbox(image) as box:
         process = hook.start(box)
         assert process.stderr is not None
@@ -95,7 +95,7 @@ def whole(hook: Hook, image: Path) -> dict[str, tuple[int, int, int, int, bytes]
 
 
 def saved(hook: Hook) -> dict[str, tuple[int, int, int, int, bytes]]:
-    """Return the state folder after the records were deleted."""
+    """Return the content of the state folder after the records were deleted."""
     assert records.read_all(str(hook.state)) == [], "no container of this test runs now"
     return contents(hook.state)
 

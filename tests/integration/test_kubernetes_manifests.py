@@ -1,4 +1,4 @@
-"""packaging/kubernetes: what kubectl renders, and that nothing in it is there without a reason."""
+"""packaging/kubernetes: the objects that kubectl renders, and a reason for each part."""
 
 import re
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_every_volume_is_used_and_every_mount_has_one(variant: str) -> None:
 
 
 def test_service_monitor_matches_the_service_and_its_pods() -> None:
-    """The operator's names for the Service and its port are the Service's."""
+    """The operator must select the Service and its port by the names that the Service has."""
     documents = {each["kind"]: each for each in render("overlays/metrics-operator")}
     service, monitor = documents["Service"], documents["ServiceMonitor"]
     labels = service["metadata"]["labels"]
@@ -134,7 +134,7 @@ def test_service_monitor_matches_the_service_and_its_pods() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(MANIFESTS)))
 def test_every_privilege_and_host_folder_has_a_comment_with_its_reason(path: Path) -> None:
-    """A comment above it or on its line gives the reason; hostPath has it above its name."""
+    """The comment is on the line or above it; for hostPath it is above the name."""
     lines = path.read_text().splitlines()
     for at, line in enumerate(lines):
         above = at - 2 if "hostPath:" in line else at - 1
@@ -143,7 +143,7 @@ def test_every_privilege_and_host_folder_has_a_comment_with_its_reason(path: Pat
 
 
 def test_daemon_set_fields_are_known_to_kubectl(variant: str, tmp_path: Path) -> None:
-    """A field that the API doesn't have is lost where kubectl reads the object and writes it."""
+    """kubectl drops a field that the API doesn't have when it reads and writes the object."""
     for document in daemon_sets(variant):
         assert missing(document, through_kubectl(document, tmp_path / "sent.yaml")) == []
 
@@ -156,7 +156,7 @@ def test_an_unknown_field_is_noticed(tmp_path: Path) -> None:
 
 
 def through_kubectl(document: Document, path: Path) -> Document:
-    """Have kubectl read a DaemonSet into its own types, without a server, and write it."""
+    """Return a DaemonSet that kubectl has read into its own types, without a server."""
     [name] = [each["name"] for each in pod_of(document)["containers"]]
     path.write_text(yaml.safe_dump(document))
     words = ["kubectl", "set", "image", "--local", f"--filename={path}", f"{name}=other:1"]
@@ -165,7 +165,7 @@ def through_kubectl(document: Document, path: Path) -> Document:
 
 
 def missing(sent: Any, came: Any, at: str = "") -> list[str]:
-    """Return the places of what was sent and didn't come back; the image was changed."""
+    """Return the paths of values that didn't come back; the changed image doesn't count."""
     if isinstance(sent, dict) and isinstance(came, dict):
         parts = [(f"{at}.{key}".lstrip("."), sent[key], came.get(key)) for key in sent]
     elif isinstance(sent, list) and isinstance(came, list) and len(sent) == len(came):

@@ -1,4 +1,4 @@
-"""The image's exporter, run by podman as overlays/metrics would, with a kubelet of the tests."""
+"""The image's exporter, run by podman as overlays/metrics would, with a simulated kubelet."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def kept(workspace: Path, node_image: Path) -> Iterator[Node]:
 
 @contextmanager
 def exporter(kept: Node, document: Document, host: dict[str, str]) -> Iterator[str]:
-    """Run the exporter until the end of the block; give its container."""
+    """Run the exporter until the end of the block; yield its container."""
     container = kept.begin(document, "metrics", host=host)
     try:
         yield container
@@ -58,7 +58,7 @@ def scraped(
 
 
 def lines(kept: Node, container: str, *options: str) -> list[str]:
-    """Return the lines of a scrape, which may take its time to be there."""
+    """Return the lines of a scrape; wait until the exporter serves them."""
     done: list[Result] = []
 
     def is_there() -> bool:
@@ -72,7 +72,7 @@ def lines(kept: Node, container: str, *options: str) -> list[str]:
 
 @pytest.fixture
 def host(driver: Driver, tmp_path: Path) -> dict[str, str]:
-    """The folders of the node that stand for others, with a kubelet's socket."""
+    """Folders that replace the node's folders, with one for a kubelet's socket."""
     for name in ("records", "kubelet"):
         (tmp_path / name).mkdir(mode=0o700)
     return {"/": str(driver.root), RECORDS: f"{tmp_path}/records", FOLDER: f"{tmp_path}/kubelet"}
@@ -117,7 +117,7 @@ def certificate(folder: Path) -> None:
 def test_metrics_are_served_only_with_tls_and_the_password(
     kept: Node, host: dict[str, str], tmp_path: Path
 ) -> None:
-    """By an overlay and a Secret as the page has them; nothing is served without the Secret."""
+    """The overlay and the Secret are those of the page; nothing is served without the Secret."""
     overlay = tmp_path / "overlay"
     overlay.mkdir()
     place = os.path.relpath(MANIFESTS, overlay)

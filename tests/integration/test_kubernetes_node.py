@@ -60,7 +60,7 @@ def pause_archive(workspace: Path, roots: dict[str, Path]) -> Path:
 
 @pytest.fixture
 def fresh(kept: Node) -> Node:
-    """The node, with nothing of ours on it."""
+    """The node without any files of gpuhook."""
     for folder in FOLDERS:
         kept.space.run("find", folder, "-mindepth", "1", "-delete").ok()
     kept.path(CONFIG).write_text(
@@ -70,7 +70,7 @@ def fresh(kept: Node) -> Node:
 
 
 def install(node: Node, *words: str, image: str = IMAGE) -> Result:
-    """Run the installer to its end, with what it is mounted for its first word."""
+    """Run the installer until it exits, with the mounts that its first word needs."""
     variant = "overlays/remove" if words[:1] == ("remove",) else "base"
     return node.pod(
         daemon_set(variant, "installer"), "installer", *words, image=image, options=("--rm",)
@@ -86,7 +86,7 @@ def snapshot(node: Node) -> dict[str, bytes | None]:
 
 
 def current(node: Node) -> Path:
-    """Return the folder of the version that counts, as the node has it."""
+    """Return the folder of the active version, as a path on the node."""
     return Path(os.readlink(node.path(GPU_PY))).parents[1]
 
 
@@ -95,7 +95,7 @@ def versions(node: Node) -> set[str]:
 
 
 def check(node: Node) -> None:
-    """Fail unless gpuhook is on the node, whole, and nothing half made."""
+    """Check that gpuhook is completely installed on the node, without incomplete files."""
     version = current(node)
     for link in node.path("/opt/gpuhook/bin").iterdir():
         assert os.readlink(link) == f"{version}/bin/{link.name}"
@@ -111,7 +111,7 @@ def check(node: Node) -> None:
 def test_installed_programs_run_with_an_older_c_library_and_no_python(
     fresh: Node, releases: dict[str, Path]
 ) -> None:
-    """With CDI a node gets only programs; they need nothing of its distribution's."""
+    """With CDI a node gets only programs, which need nothing from its distribution."""
     fresh.pod(daemon_set("overlays/cdi-pod", "installer"), "installer", options=("--rm",)).ok()
     assert not fresh.path("/etc/containerd/conf.d").exists()
     root = releases["bullseye"]
@@ -169,7 +169,7 @@ def test_an_install_killed_at_any_moment_can_be_repeated(fresh: Node) -> None:
 
 @pytest.mark.parametrize("name", ["program", "link"])
 def test_foreign_files_in_the_program_folder_are_unchanged(fresh: Node, name: str) -> None:
-    """As where --folder names a folder that others use, too."""
+    """--folder may name a folder that also has other software's files."""
     programs = fresh.path("/opt/gpuhook/bin")
     programs.mkdir(parents=True)
     (programs / "program").write_text("theirs")
@@ -223,7 +223,7 @@ def test_an_upgrade_and_a_downgrade_install_the_named_version(fresh: Node, newer
 
 @contextmanager
 def containerd(node: Node, config: Path | None, *archives: Path) -> Iterator[Cri]:
-    """Run the node's containerd as a service; without ``config``, with the node's own."""
+    """Run the node's containerd as a service; without ``config`` it uses the node's settings."""
     environment = {"GPUHOOK_CONFIG": str(config)} if config else {}
     cri = Cri(node.path(STATE / "containerd.sock"))
     try:
@@ -237,7 +237,7 @@ def containerd(node: Node, config: Path | None, *archives: Path) -> Iterator[Cri
 
 
 def mounted(uuid: str) -> tuple[str, str, bool]:
-    """Return a mount by which a plugin asks for a GPU, as the CRI has it."""
+    """Return a mount, in the CRI's form, by which a plugin requests a GPU."""
     return f"/var/run/nvidia-container-devices/{uuid}", "/dev/null", False
 
 
@@ -254,7 +254,7 @@ runtimes = ["runc"]
 def test_a_pods_own_variable_selects_gpus_only_where_config_accepts_it(
     fresh: Node, driver: Driver, archive: Path, pause_archive: Path, tmp_path: Path
 ) -> None:
-    """On a node that an older base left with settings by hand, and back by its own overlay."""
+    """An older base left manual settings; the overlay environment accepts the variable again."""
     settings = fresh.path("/etc/gpuhook/config.toml")
     settings.write_text(BY_HAND.format(root=driver.root))
     every = ["NVIDIA_VISIBLE_DEVICES=all"]
@@ -335,7 +335,7 @@ def test_a_pod_starts_after_install_and_the_node_is_restored_by_remove(
 def test_the_documented_remedy_works_where_the_programs_are_missing(
     fresh: Node, archive: Path, pause_archive: Path
 ) -> None:
-    """The page has the remedy: without the programs no pod starts, the installer's neither."""
+    """Without the programs no pod starts, not even the installer's, so the page has a remedy."""
     page = (images.REPOSITORY / "docs/kubernetes/deploy.md").read_text()
     section = page.partition("### Where /opt/gpuhook is gone\n")[2].partition("\n## ")[0]
     command, restart = section.partition("```sh\n")[2].partition("```")[0].splitlines()
@@ -363,7 +363,7 @@ def test_the_documented_remedy_works_where_the_programs_are_missing(
 
 
 def wait_for_line(node: Node, container: str, text: str) -> str:
-    """Return what a container has said, once ``text`` is part of it."""
+    """Return a container's output as soon as it contains ``text``."""
 
     def said() -> str:
         done = node.podman.call("logs", container).ok()
@@ -374,7 +374,7 @@ def wait_for_line(node: Node, container: str, text: str) -> str:
 
 
 def test_removal_waits_only_for_conmon_of_root(fresh: Node, workspace: Path) -> None:
-    """Root's own; a stranger may call a process so and give it the same words."""
+    """Other users may start a process with this name and these arguments; only root's counts."""
     words = ("-r", GPU_PY)
     enter = fresh.space.enter()
     with pretender(workspace / "strangers/conmon", *words, way=[*enter, *AS_STRANGER]):
@@ -392,7 +392,7 @@ def test_removal_waits_only_for_conmon_of_root(fresh: Node, workspace: Path) -> 
 
 
 def test_remove_at_end_removes_everything_when_the_pod_ends(fresh: Node) -> None:
-    """stay --remove-at-end takes everything away when the pod is ended."""
+    """stay --remove-at-end removes all files when the pod ends."""
     before = snapshot(fresh)
     options = ("stay", "--remove-at-end", "--restart=none")
     container = fresh.begin(daemon_set("overlays/remove", "installer"), "installer", *options)
@@ -405,7 +405,7 @@ def test_remove_at_end_removes_everything_when_the_pod_ends(fresh: Node) -> None
 
 @pytest.fixture
 def systemctl(fresh: Node) -> Iterator[Path]:
-    """The file of what a program in systemctl's place is called with; it does nothing."""
+    """The file with the arguments of calls to a stand-in for systemctl, which does nothing else."""
     fake = fresh.path("/opt/systemctl")
     fake.write_text('#!/bin/sh\necho "$@" >>/opt/said\n')
     fake.chmod(0o755)
@@ -416,7 +416,7 @@ def systemctl(fresh: Node) -> Iterator[Path]:
 
 
 def test_a_restart_by_systemd_needs_privileges(fresh: Node, systemctl: Path) -> None:
-    """systemctl runs among the node's files; without the privileges for that, it says so."""
+    """systemctl runs among the node's files, and the installer reports missing privileges."""
     words = ("install", "--restart=systemd", "--unit=k3s")
     refused = install(fresh, *words).failed()
     assert "SYS_ADMIN" in refused.stderr
@@ -446,7 +446,7 @@ exec containerd -c {K3S}/config.toml -a /run/k3s/containerd/containerd.sock \\
 def test_a_k3s_node_is_configured_and_restored(
     fresh: Node, driver: Driver, archive: Path, pause_archive: Path, tmp_path: Path
 ) -> None:
-    """Its containerd reads a file that k3s writes at each start, of a template and its own."""
+    """k3s writes containerd's file at each start, from a template and its own settings."""
     fresh.path("/etc/gpuhook/config.toml").write_text(BY_HAND.format(root=driver.root))
     fresh.path("/opt/k3s").mkdir()
     fresh.path(K3S).mkdir(parents=True)
@@ -501,12 +501,12 @@ STARTED = ["daemon-reload", f"enable --quiet {UNIT.name}", f"restart {UNIT.name}
 def test_the_plugins_unit_is_restarted_when_its_inputs_change(
     fresh: Node, systemctl: Path, newer: str, tmp_path: Path
 ) -> None:
-    """It is restarted when its inputs change, and never runs together with one in a pod."""
+    """The unit restarts when its inputs change, and never runs together with a plugin in a pod."""
     document = daemon_set("overlays/cdi", "installer")
     unit = fresh.path(UNIT)
 
     def put(image: str = IMAGE, **options: str) -> list[str]:
-        """Return how systemctl was called."""
+        """Run the installer; return the calls of systemctl."""
         systemctl.unlink(missing_ok=True)
         pod = deepcopy(document)
         containers(pod_of(pod))["installer"]["env"] += [
@@ -544,7 +544,7 @@ def test_the_plugins_unit_is_restarted_when_its_inputs_change(
 def test_the_mps_unit_is_restarted_only_for_its_own_settings(
     fresh: Node, systemctl: Path, newer: str, tmp_path: Path
 ) -> None:
-    """Only its own settings restart it, because that ends the programs that use it."""
+    """A restart ends the programs that use MPS, so only its own settings cause one."""
     document = daemon_set("overlays/mps", "installer")
     settings = containers(pod_of(document))["installer"]["env"]
     settings += [{"name": "INSTALL_NODE_ENGINE", "value": "none"}]
@@ -553,7 +553,7 @@ def test_the_mps_unit_is_restarted_only_for_its_own_settings(
     mps = UNIT.with_name("gpuhook-mps.service")
 
     def put(image: str = IMAGE) -> list[str]:
-        """Return how systemctl was called for MPS' unit."""
+        """Run the installer; return the calls of systemctl for the unit of MPS."""
         systemctl.unlink(missing_ok=True)
         fresh.pod(document, "installer", host=host, image=image, options=("--rm",)).ok()
         return [line for line in systemctl.read_text().splitlines() if mps.name in line]
@@ -586,13 +586,13 @@ def test_the_mps_unit_is_restarted_only_for_its_own_settings(
 def test_the_nri_plugin_is_installed_as_a_unit_and_removed(
     fresh: Node, systemctl: Path, tmp_path: Path
 ) -> None:
-    """It reads config.toml, whose gate gpu-py obeys; the engine's files stay as they are."""
+    """The plugin and gpu-py read the gate from config.toml; the engine's files are unchanged."""
     document = daemon_set("overlays/nri", "installer")
     host = {"gpuhook-config": str(tmp_path)}
     nri = UNIT.with_name("gpuhook-nri.service")
 
     def put() -> list[str]:
-        """Return how systemctl was called for that unit."""
+        """Run the installer; return the calls of systemctl for the NRI plugin's unit."""
         systemctl.unlink(missing_ok=True)
         fresh.pod(document, "installer", host=host, options=("--rm",)).ok()
         return [line for line in systemctl.read_text().splitlines() if nri.name in line]
@@ -649,7 +649,7 @@ def test_another_unit_of_the_same_name_is_refused_and_unchanged(
 
 
 def test_install_without_an_engine_to_restart_is_refused(fresh: Node) -> None:
-    """A process that is no service of the node isn't its engine, whatever it is called."""
+    """A process that isn't a service of the node isn't its engine, whatever its name is."""
     fresh.space.run("cp", "/bin/sleep", "/opt/containerd").ok()
     other = subprocess.Popen(fresh.space.enter("/opt/containerd", "1000"))
     try:
@@ -663,7 +663,7 @@ def test_install_without_an_engine_to_restart_is_refused(fresh: Node) -> None:
 
 
 def test_the_probe_fails_with_a_reason_until_the_plugin_serves(fresh: Node, tmp_path: Path) -> None:
-    """The installer's pod is ready only while a plugin serves, and says why it isn't."""
+    """The installer's pod is ready only while a plugin serves, and else reports the reason."""
     document = deepcopy(daemon_set("overlays/cdi", "installer"))
     container = containers(pod_of(document))["done"]
     container |= {"command": container["readinessProbe"]["exec"]["command"], "args": []}

@@ -1,4 +1,4 @@
-"""The image's device plugin, run by podman as the DaemonSet would, with a kubelet of the tests."""
+"""The image's device plugin, run by podman as the DaemonSet would, with a simulated kubelet."""
 
 import os
 import shutil
@@ -99,7 +99,7 @@ def test_an_invalid_config_map_is_refused_by_the_plugin(
 def test_a_recreated_kubelet_folder_ends_the_plugin(
     kept: Node, kubelet: Kubelet, driver: Driver
 ) -> None:
-    """A pod has the deleted one mounted, and only a new container gets the new one."""
+    """The plugin's pod has the deleted folder mounted; only a new container gets the new one."""
     document = daemon_set("base", "device-plugin")
     settings = containers(pod_of(document))["device-plugin"]["env"]
     settings.append({"name": "GPUHOOK_INTERVAL", "value": "0.5"})
@@ -120,7 +120,7 @@ def test_a_recreated_kubelet_folder_ends_the_plugin(
 def test_on_a_node_without_a_driver_the_plugin_waits(
     kept: Node, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    """It waits, and serves the driver that comes."""
+    """The plugin waits, and serves a driver as soon as one appears."""
     with plugin(kept, "base", kubelet, {"/": str(tmp_path)}) as container:
         wait_until(lambda: "driver" in kept.podman.call("logs", container).stderr, "it says so")
         assert kubelet.resources() == []
@@ -129,7 +129,7 @@ def test_on_a_node_without_a_driver_the_plugin_waits(
 def test_the_mounts_overlay_answers_with_paths_of_the_node(
     kept: Node, kubelet: Kubelet, driver: Driver
 ) -> None:
-    """Answers have paths of the node, not those that the plugin sees."""
+    """Answers have paths of the node, and not those that the plugin sees."""
     with plugin(kept, "overlays/mounts", kubelet, {"/": str(driver.root)}) as container:
         offered(kept, container, kubelet, len(driver.gpus))
         answers = kubelet.admit("pod", {GPUS: 1})
@@ -143,7 +143,7 @@ def test_the_mounts_overlay_answers_with_paths_of_the_node(
 def test_the_cdi_overlay_writes_a_spec_with_paths_of_the_node(
     kept: Node, kubelet: Kubelet, driver: Driver, tmp_path: Path
 ) -> None:
-    """The document names the hook and the files as the node has them."""
+    """The CDI spec names the hook and the files by their paths on the node."""
     host = {"/": str(driver.root), "/var/run/cdi": str(tmp_path)}
     with plugin(kept, "overlays/cdi-pod", kubelet, host) as container:
         offered(kept, container, kubelet, len(driver.gpus))

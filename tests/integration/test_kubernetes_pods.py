@@ -1,6 +1,7 @@
-"""Pods as careful clusters have them get their devices: restricted, in user namespaces, of parts.
+"""Pods of careful clusters: restricted ones, in user namespaces, and with parts of GPUs.
 
-The containerd is sid's, whose CRI has user namespaces; gpu-py starts some, and CDI gives to others.
+The containerd is sid's, whose CRI has user namespaces. gpu-py starts some containers, and CDI
+adds devices to the others.
 """
 
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def sid(
 
 @pytest.fixture(scope="module")
 def nodes(sid: Release, machine: Machine) -> None:
-    """The driver's nodes are in this machine's /dev: in a user namespace runc uses only these."""
+    """The driver's nodes in the host's /dev, because in a user namespace runc uses only these."""
     script = f"""
     mount -t tmpfs -o mode=755 tmpfs /mnt
     cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse /dev/fd /mnt
@@ -123,7 +124,7 @@ def cri(
 
 
 def by_crun(folder: Path, sid: Release, machine: Machine) -> Path:
-    """Write a gpu-py whose containers crun makes."""
+    """Write a gpu-py program whose low-level runtime is crun."""
     config = write_config(folder, machine.root, ["crun"])
     harden(config)
     program = folder / "gpu-py"
@@ -196,7 +197,7 @@ def test_restricted_and_user_namespace_pods_get_their_gpus(
 def test_pod_in_a_user_namespace_gets_gpus_and_another_device(
     runtime: str, cri: Cri, workspace: Path, sid: Release, machine: Machine, documents: Path
 ) -> None:
-    """The kubelet's hostUsers: false, and a node of another plugin's; crun loses the bundle."""
+    """The kubelet sets hostUsers: false, and another plugin adds a node; crun loses the bundle."""
     with plugin(workspace, sid, machine, documents, "volume-mounts") as kubelet:
         answers = kubelet.admit("one", {GPU: 2})
         with cri.pod(runtime, security=IN_NAMESPACE) as pod:
@@ -209,7 +210,7 @@ def test_pod_in_a_user_namespace_gets_gpus_and_another_device(
 def test_an_init_container_gets_the_pods_gpus_and_a_sidecar_none(
     strategy: str, cri: Cri, workspace: Path, sid: Release, machine: Machine, documents: Path
 ) -> None:
-    """An init container has the main one's devices before it; a sidecar has none."""
+    """An init container gets the main container's devices before it; a sidecar gets none."""
     with plugin(workspace, sid, machine, documents, strategy) as kubelet:
         answers = kubelet.admit("one", {GPU: 2})
         with cri.pod(handler(strategy), security=RESTRICTED) as pod:

@@ -1,4 +1,4 @@
-"""gpuhook labels as it is called: GPU feature discovery's labels of simulated GPUs."""
+"""The command gpuhook labels: GPU feature discovery's labels of simulated GPUs."""
 
 import json
 import os
@@ -18,7 +18,7 @@ Labels = Callable[..., Result]
 
 @pytest.fixture
 def labels(installation: Installation, tmp_path: Path) -> Labels:
-    """Return what makes a machine of options and calls the command for it."""
+    """A function that calls gpuhook labels."""
     config = write_config(tmp_path / "config", tmp_path / "root", ["runc"])
 
     def call(*words: str, **environ: str) -> Result:
@@ -238,7 +238,7 @@ def test_the_label_file_is_replaced_only_on_changes_and_removed(
 def test_the_labels_service_ends_at_a_signal_as_a_pods_first_process(
     machine: Callable[..., Driver], installation: Installation, tmp_path: Path, number: int
 ) -> None:
-    """The kernel ignores signals to such a process if it has no handler for them."""
+    """The kernel ignores signals to a pod's first process if that has no handler for them."""
     machine("--gpus", "1")
     config = write_config(tmp_path / "config", tmp_path / "root", ["runc"])
     file = tmp_path / "features.d/gpuhook"

@@ -1,4 +1,4 @@
-"""The real loader, in root filesystems of two layouts, finds libraries through merged caches."""
+"""The real loader in two layouts of root filesystems, which finds libraries by merged caches."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ NAMES = ["libq.so.1", "libz.so.1", "libm.so.6", "libabsent.so.1"]
 
 
 def make_root(source: Path, root: Path) -> None:
-    """Copy a root, and put the driver's files next to its own libraries."""
+    """Copy a root, and put the driver's files next to the root's own libraries."""
     run(["cp", "-a", source, root]).ok()
     content = HOST_LIBRARY.read_bytes()
     assert content.count(b"libz.so.1\0") == 1
@@ -36,7 +36,7 @@ def make_root(source: Path, root: Path) -> None:
 
 
 def merge(root: Path) -> None:
-    """Do what gpuhook does: links next to the libraries, entries in the cache."""
+    """Do the same as gpuhook: create links next to the libraries, and entries in the cache."""
     for link, target in layout.links(FILES).items():
         (root / FOLDER[1:] / link).symlink_to(target)
     flags = layout.cache_flags(os.uname().machine, bits32=False)
@@ -47,7 +47,7 @@ def merge(root: Path) -> None:
 
 
 def found(root: Path) -> dict[str, str]:
-    """Return what dlopen by bare name finds in the root: a path, or "-"."""
+    """Return the path that dlopen finds in the root for each bare name, or "-"."""
     result = run(["chroot", root, "/usr/local/bin/dlprobe", *NAMES])
     return {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()}
 

@@ -1,4 +1,4 @@
-"""The host's ldconfig makes a cache for an image whose own is damaged, and nothing else."""
+"""A cache from the host's ldconfig for an image with a damaged cache, and no other change."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ Configure = Callable[..., Gpuhook]
 
 @pytest.fixture
 def configure(installation: Installation, driver: Driver, tmp_path: Path) -> Configure:
-    """Return gpuhook with the fallback on, and that program for an ldconfig."""
+    """A function that returns gpuhook with the fallback on and with a given ldconfig."""
 
     def make(ldconfig: str | Path = "/sbin/ldconfig") -> Gpuhook:
         config = write_config(tmp_path / "config", driver.root, ["runc"])

@@ -1,4 +1,4 @@
-"""Devices of only one container at a time, by every way in which a container gets them."""
+"""Exclusive devices, with each way in which a container gets them."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def is_held(place: Place, done: Result, holder: Bundle, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @RUNTIMES
 def test_an_exclusive_device_is_refused_until_its_container_ends(place: Place, way: str) -> None:
-    """It holds the device from create until its process is gone, however that was killed."""
+    """A container holds the device from create until its process is gone, even if it was killed."""
     first, second = place.ask("1", way), place.ask("1", way)
     place.create(first, way).ok()
     is_held(place, place.create(second, way), first, way)
@@ -94,7 +94,7 @@ def test_a_restarted_container_gets_its_device_again(place: Place, mode: str) ->
 
 @ONE
 def test_a_container_that_cannot_be_created_leaves_no_record(place: Place) -> None:
-    """Neither where our own hook fails nor where a later one does."""
+    """This is so if our own hook fails, and if a later hook fails."""
     made = place.ask("1")
     made.change(lambda spec: spec.update(hooks={"createRuntime": [{"path": "/bin/false"}]}))
     assert place.create(made).status != 0
@@ -128,7 +128,7 @@ def test_list_and_explain_show_the_holder_of_a_device(place: Place) -> None:
 )
 @ONE
 def test_commands_in_another_pid_namespace_end_no_lease(place: Place) -> None:
-    """As in a tool's container that has the state folder, without --pid=host."""
+    """A tool's container with the state folder, but without --pid=host, is such a case."""
     first = place.ask("1")
     place.create(first).ok()
     config = place.mode("hook")
@@ -185,7 +185,7 @@ def numbers(path: str) -> dict[str, int]:
 
 @pytest.fixture
 def second(place: Place, driver: Driver, request: pytest.FixtureRequest) -> str:
-    """A document of another kind, which every image may name, with the node of GPU 1."""
+    """A CDI spec of another kind, which every image may name, with the node of GPU 1."""
     path = driver.root / f"dev/nvidia{driver.gpus[1].minor}"
     device = {"name": "x", "containerEdits": FORMS[request.param](str(path))}
     document = {"cdiVersion": "0.5.0", "kind": "other.example/nic", "devices": [device]}
@@ -230,7 +230,7 @@ def test_a_second_document_with_the_same_node_is_refused(
 def test_a_second_document_that_the_engine_carries_out_is_refused(
     place: Place, second: str
 ) -> None:
-    """With ours, whose hook checks all nodes there; and without, if gpu-py starts it."""
+    """With our CDI spec, its hook checks all nodes; without it, gpu-py checks them at the start."""
     edits = folders.read_folders([str(place.documents)]).devices[second].edits
     first = place.ask("1")
     place.create(first).ok()
@@ -257,7 +257,7 @@ def test_without_the_setting_devices_are_shared(place: Place) -> None:
 
 @ONE
 def test_the_lease_hook_of_spec_mode_keeps_the_devices_usable(place: Place, driver: Driver) -> None:
-    """The hook that takes a lease in mode spec keeps nothing from it."""
+    """In mode spec, the hook that takes the lease must not remove any device."""
     made = place.ask("4", "spec")
     made.command(*look(driver.minors))
     env = {"GPUHOOK_CONFIG": str(place.mode("spec"))}
@@ -270,7 +270,7 @@ def test_the_lease_hook_of_spec_mode_keeps_the_devices_usable(place: Place, driv
 
 @ONE
 def test_a_hundred_containers_at_once_get_eight_exclusive_gpus(place: Place) -> None:
-    """Eight GPUs, a hundred containers: eight of them get one, and each GPU has one of them."""
+    """Eight of the hundred containers get a GPU, and each GPU belongs to one of them."""
     count, gpus = 100, 8
     asking = [place.ask(str(number % gpus)) for number in range(count)]
     created = place.create_at_once(asking)
@@ -285,7 +285,7 @@ def test_a_hundred_containers_at_once_get_eight_exclusive_gpus(place: Place) -> 
 
 @pytest.fixture(scope="module")
 def exclusive(workspace: Path, driver: Driver) -> Path:
-    """A configuration for engines, of which GPUs are exclusive."""
+    """A configuration for engines with exclusive GPUs."""
     config = write_config(workspace / "leases-etc", driver.root, ["runc"])
     config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{EXCLUSIVE}"))
     return config

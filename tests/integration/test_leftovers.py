@@ -1,4 +1,4 @@
-"""Leftovers of earlier starts and other programs in an image: links to another driver version."""
+"""Leftovers in an image from earlier starts and other programs: links to another driver version."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ SUMS = f"cd {LIBS}; for link in {' '.join(LINKS)}; do busybox md5sum $link; done
 
 @pytest.fixture(scope="module")
 def drivers(workspace: Path, installation: Installation) -> Iterator[dict[str, Driver]]:
-    """The same machine before an upgrade of its driver and after it."""
+    """The same simulated machine before and after an upgrade of its driver."""
     made = {
         "old": simulate(installation, workspace / "upgraded-old", f"--driver-version={OLD}"),
         "new": simulate(installation, workspace / "upgraded-new"),
@@ -41,14 +41,14 @@ def drivers(workspace: Path, installation: Installation) -> Iterator[dict[str, D
 
 
 def sums(driver: Driver) -> list[str]:
-    """Return what SUMS prints where each link leads to this driver's library."""
+    """Return the output of SUMS if each link leads to this driver's library."""
     files = [driver.library(f"{stem}.{driver.version}") for stem in LINKS.values()]
     found = [run(["md5sum", file]).ok().stdout.split()[0] for file in files]
     return [f"{digest}  {link}" for digest, link in zip(found, LINKS, strict=True)]
 
 
 class Machine:
-    """A container that is kept while its host's driver changes."""
+    """A container that persists while its host's driver changes."""
 
     def __init__(
         self, bundle: Bundle, installation: Installation, drivers: dict[str, Driver]
@@ -61,7 +61,10 @@ class Machine:
         self._starts = 0
 
     def start(self, version: str, mode: str, script: str = SUMS) -> list[str]:
-        """Start it with a driver, by gpu-py in a mode or by a document; return what it prints."""
+        """Start the container with a driver; return its output.
+
+        ``mode`` is a mode of gpu-py, or cdi for a CDI spec.
+        """
         bundle, driver = self.bundle, self.drivers[version]
         bundle.config.write_bytes(self._plain)  # as an engine writes it for each start
         bundle.command("sh", "-c", script)
@@ -203,7 +206,7 @@ def test_files_and_links_of_other_vendors_are_unchanged(
 
 @ONE
 def test_a_committed_container_gets_the_current_driver(kept: Machine) -> None:
-    """As docker commit does: its placeholders are the image's files then."""
+    """After docker commit, the container's placeholders are files of the image."""
     kept.start("old", "hook")
     assert kept.start("new", "hook") == sums(kept.drivers["new"])
     placeholders = [each for each in kept.folder.iterdir() if not each.is_symlink()]
@@ -216,7 +219,7 @@ def test_a_committed_container_gets_the_current_driver(kept: Machine) -> None:
 def test_leftovers_in_a_folder_are_replaced_and_restored_by_undo(
     folder: Folder, driver: Driver, left: str
 ) -> None:
-    """gpuhook apply replaces what is left, and --undo puts that back."""
+    """gpuhook apply replaces the leftovers, and --undo restores them."""
     files, links = LEFT[left]
     libs = folder.root / LIBS.lstrip("/")
     for name, text in files.items():

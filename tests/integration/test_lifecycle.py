@@ -1,4 +1,4 @@
-"""A container that asks for no GPU lives the same life with gpu-py as without it."""
+"""The life of a container that requests no GPU, which is the same with and without gpu-py."""
 
 import json
 import os
@@ -61,7 +61,7 @@ AFTERWARDS: list[list[str]] = [
 
 
 def live(bundle: Bundle, runtime: str | Path, env: dict[str, str]) -> list[Step]:
-    """Lead a container through its life; return what every step printed and returned."""
+    """Run all steps of a container's life; return the output and the status of each."""
 
     def call(words: Sequence[str]) -> Result:
         argv = [bundle.name if word == "NAME" else word for word in words]
@@ -80,7 +80,7 @@ def live(bundle: Bundle, runtime: str | Path, env: dict[str, str]) -> list[Step]
 
 
 def create(bundle: Bundle, runtime: str | Path, env: dict[str, str]) -> int:
-    """Create the container with its output in a file, as the runtime would else keep our pipe."""
+    """Create the container with its output in a file, because the runtime would keep our pipe."""
     with (bundle.path / "output").open("wb") as file:
         words = [runtime, "create", "--bundle", bundle.path, bundle.name]
         argv = bundle.namespace.enter("env", *(f"{k}={v}" for k, v in env.items()), *words)
@@ -154,7 +154,7 @@ def test_errors_in_config_json_are_the_low_level_runtimes(
 
 
 def settle(config: Path) -> None:
-    """Give a configuration the age of one that wasn't just written."""
+    """Set a configuration's times to the past, as if it wasn't just written."""
     past = time.time() - 10
     for place in (config, config.parent):
         os.utime(place, (past, past))
@@ -163,7 +163,7 @@ def settle(config: Path) -> None:
 def test_a_running_container_keeps_its_low_level_runtime(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
-    """The container goes on with its own, by Python right after the change and without later."""
+    """Python handles the first call after the change; later calls work without Python."""
     mine = bundle.runtime
     [other] = {"runc", "crun"} - {mine}
     bundle.command("sleep", "1000")
@@ -191,7 +191,7 @@ def test_a_running_container_keeps_its_low_level_runtime(
 def test_a_runtime_folder_of_another_user_is_ignored(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
-    """su leaves a user's XDG_RUNTIME_DIR in root's environment; crun goes there, runc doesn't."""
+    """su leaves a user's XDG_RUNTIME_DIR in root's environment; crun uses it, and runc doesn't."""
     tmp_path.chmod(0o755)
     his = tmp_path / "his"
     kept = his / "crun" / bundle.name / "status"

@@ -1,4 +1,4 @@
-"""gpuhook list finds the running containers that have a GPU, of every engine."""
+"""gpuhook list with running containers of every engine that have a GPU."""
 
 import json
 import os
@@ -80,7 +80,7 @@ wait
 
 
 def given(numbers: list[int]) -> dict[str, Any]:
-    """Return what stands in a record of the node of some numbers."""
+    """Return the content of a record about the node with these numbers."""
     names = {"vendor": "nvidia", "kind": "nvidia.com/gpu", "selected": [], "nodes": {}}
     return {**names, "request": {"source": "none", "devices": []}, "devices": [numbers]}
 
@@ -92,7 +92,7 @@ def start(bundle: GpuBundle, *command: str, config: Path | None = None) -> None:
 
 
 def users(answer: dict[str, Any]) -> dict[int, list[str]]:
-    """Return the names of the containers that have each GPU, where any has."""
+    """Return the names of the containers that have each GPU, without GPUs that none has."""
     return {gpu["index"]: gpu["containers"] for gpu in answer["gpus"] if gpu["containers"]}
 
 
@@ -169,7 +169,7 @@ def test_filesystem_that_does_not_answer_delays_no_command(
     known: str,
     command: str,
 ) -> None:
-    """A container may mount a filesystem (FUSE) that it serves, or doesn't, itself."""
+    """A container may mount a FUSE filesystem and serve it itself, or not serve it at all."""
     config = write_config(tmp_path / "etc", driver.root, [bundle.runtime])
     bundle.environ("NVIDIA_VISIBLE_DEVICES=1")
     start(bundle, config=config)
@@ -190,7 +190,7 @@ def test_filesystem_that_does_not_answer_delays_no_command(
 def test_an_overlay_on_a_hung_filesystem_does_not_block_list(
     installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
-    """Its mount table says that its root is the kernel's own."""
+    """The mount table shows the root of such a process as the kernel's own filesystem."""
     config = write_config(tmp_path / "etc", driver.root, ["runc"])
     for name in ("lower", "upper", "work", "root"):
         (tmp_path / name).mkdir()
@@ -215,7 +215,7 @@ def test_an_overlay_on_a_hung_filesystem_does_not_block_list(
 def test_a_waiting_process_with_the_host_root_hides_no_container(
     installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
-    """As a shell does that has made a root folder's mounts, and waits for chroot."""
+    """A shell is such a process: it has made a root folder's mounts, and waits for chroot."""
     config = write_config(tmp_path / "etc", driver.root, ["runc"])
     node = driver.path(f"/dev/nvidia{driver.gpus[4].minor}")
     root = tmp_path / "root"
@@ -375,7 +375,7 @@ def test_files_are_listed_on_request(
 def test_a_user_without_root_is_warned_of_unlisted_containers(
     reachable: Path, configs: dict[str, Path], words: list[str]
 ) -> None:
-    """Without capabilities and as user nobody, whose containers can't be there."""
+    """The user is nobody, without capabilities, and has no containers on the host."""
     command: list[str | Path] = [reachable / "gpuhook"]
     argv = [*command, *words, "--config", configs["runc"]]
     plain = (

@@ -1,4 +1,4 @@
-"""LXC containers have devices by the lines that install --engine lxc includes in their files."""
+"""LXC containers, whose devices come from the lines that install --engine lxc includes."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ class Box:
         self.file.write_text(more + LXC.replace("ROOT", str(self.root)))
 
     def map_users(self) -> None:
-        """Make it an unprivileged container."""
+        """Make the container unprivileged."""
         self.write(MAPPED)
         allow_user_range("root", FIRST_USER, USERS)
         for path in (self.root, *self.root.rglob("*")):
@@ -88,7 +88,7 @@ class Box:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Have it run until the end of the block."""
+        """Run the container until the end of the block."""
         log = self.folder / "log"
         done = self._lxc("start", "-o", log, "-l", "INFO")
         assert done.status == 0, log.read_text()[-4000:]
@@ -159,7 +159,7 @@ def test_a_container_gets_exactly_the_requested_gpus_until_uninstall(
 
 
 def test_without_the_rules_a_node_cannot_be_opened(box: Box) -> None:
-    """As those meet it who write the mounts by hand."""
+    """Users who write the mounts by hand, without device rules, see this error."""
     box.install("-e", f"{ASK}=0").ok()
     lines = box.included.read_text().splitlines(keepends=True)
     box.included.write_text("".join(line for line in lines if ".devices." not in line))
@@ -226,7 +226,7 @@ def test_devices_of_several_vendors_are_given_together(
 
 
 def test_a_proxmox_file_is_edited_and_restored(box: Box, spaced: Driver) -> None:
-    """Proxmox writes LXC's file from it: the lines that begin with lxc., with = for the colon."""
+    """Proxmox writes LXC's file from its own lines that begin with lxc., with = for the colon."""
     number = str(os.getpid())
     file = Path(f"/etc/pve/lxc/{number}.conf")  # the session has an /etc of its own
     file.parent.mkdir(parents=True, exist_ok=True)

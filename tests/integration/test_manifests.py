@@ -1,6 +1,6 @@
-"""Manifests that name whole paths, as Fedora's, RHEL's and NixOS' drivers have them.
+"""Manifests with whole paths, as in drivers of Fedora, RHEL and NixOS.
 
-Each is tried by the image's own loader: a program is started with the library that the manifest
+The image's own loader tries each of them: a program starts with the library that the manifest
 names as LD_PRELOAD.
 """
 
@@ -63,12 +63,12 @@ def in_container(name: str) -> str:
 
 
 def seen(bundle: Bundle) -> Path:
-    """Return the root of a bundle as its namespace has it."""
+    """Return the path of a bundle's root in its namespace."""
     return Path(f"/proc/{bundle.namespace.pid or 'self'}/root{bundle.root}")
 
 
 def spoil(root: Path, folder: str, folder32: str) -> None:
-    """Have manifests that name whole paths, some of them in folders of a distribution's."""
+    """Write manifests with whole paths, some of them in folders of a distribution."""
     shutil.rmtree(root / "etc/vulkan")
     shutil.rmtree(root / "etc/OpenCL")
     for part in ("glvnd", "egl"):
@@ -90,7 +90,7 @@ def put(path: Path, text: str) -> None:
 
 
 def add_libraries(root: Path, folder: str) -> None:
-    """Add libraries that only newer drivers have, of copies of others."""
+    """Add libraries that only newer drivers have, as copies of others."""
     filler = (root / folder.strip("/") / "libnvidia-cfg.so.580.65.06").read_bytes()
     for soname in ("libnvidia-present.so.580.65.06", "libnvidia-vksc-core.so.1"):
         stem = soname.partition(".so")[0]
@@ -109,7 +109,7 @@ def add_libraries(root: Path, folder: str) -> None:
 def distribution(
     request: pytest.FixtureRequest, workspace: Path, installation: Installation
 ) -> Iterator[Driver]:
-    """A driver laid out as a distribution does it."""
+    """A driver with the layout of a distribution."""
     path = workspace / f"driver-{request.param}"
     more = ["--compat32"] if IS_X86 else []
     made = simulate(installation, path, "--gpus=1", "--set=libdir=/usr/lib64", *more)
@@ -123,7 +123,7 @@ def distribution(
 
 
 def become_nixos(root: Path) -> None:
-    """Move all to a store, with links to it, and have no cache of the loader's."""
+    """Move all files to a store, with links to it, and leave no cache of the loader."""
     store = root / STORE.strip("/")
     store.mkdir(parents=True)
     (root / "usr/lib64").rename(store / "lib")
@@ -167,7 +167,7 @@ def place(
 
 
 def check(result: Result, *, bare: bool) -> None:
-    """See that each manifest leads to a library, by a bare name where it was written so."""
+    """Check that each manifest leads to a library, by a bare name where it was written so."""
     every: dict[str, list[tuple[str, str]]] = {}
     for line in result.ok().stdout.splitlines():
         file, path, problem = line.split("|")
@@ -313,7 +313,7 @@ def test_fstab_lines_give_libraries_that_manifests_name(folder: root_folders.Fol
 def test_manifests_of_other_vendors_in_an_image_are_unchanged(
     place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
-    """Also where a link in the image has the name of the driver's manifest."""
+    """A link in the image may have the name of the driver's manifest, too."""
     theirs = seen(place) / THEIRS[0]
     (seen(place) / "etc/vulkan/icd.d").mkdir(parents=True)
     link = seen(place) / "etc/vulkan/icd.d/nvidia_icd.native.json"
@@ -330,7 +330,7 @@ def test_manifests_of_other_vendors_in_an_image_are_unchanged(
 def test_a_package_manager_can_replace_a_manifest(
     place: Bundle, distribution: Driver, installation: Installation
 ) -> None:
-    """dpkg and rpm rename a new file over the old one, which no mounted file lets them."""
+    """dpkg and rpm rename a new file over the old one, which fails with a mounted file."""
     files = [in_container(name) for name in (*MANIFESTS, ICD)]
     place.command("sh", "-ec", f"for file in {' '.join(files)}; do cp $file /x; mv /x $file; done")
     place.run(installation.runtime, config_of(place, distribution)).ok()
@@ -355,7 +355,7 @@ NIXOS = pytest.mark.parametrize("distribution", ["nixos"], indirect=True)
 
 @pytest.fixture
 def nixos_smi(distribution: Driver, tmp_path: Path) -> Iterator[None]:
-    """A nvidia-smi that NixOS has built: its loader, its C library, its search path."""
+    """An nvidia-smi as NixOS builds it, with its own loader, C library and search path."""
     libc = distribution.root / GLIBC.strip("/") / "lib"
     libc.mkdir(parents=True, exist_ok=True)
     found = run(["ldd", "/bin/cat"]).ok().stdout.split()
@@ -387,7 +387,7 @@ def nixos_smi(distribution: Driver, tmp_path: Path) -> Iterator[None]:
 def test_nixos_programs_run_in_any_image(
     bundle: Bundle, distribution: Driver, installation: Installation, mode: str
 ) -> None:
-    """Even in one that has no C library."""
+    """These programs run even in an image without a C library."""
     env = config_of(bundle, distribution, f'mode = "{mode}"')
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility")
     bundle.command("nvidia-smi")

@@ -1,7 +1,7 @@
-"""Limits of the memory that containers may use of GPUs, with real runtimes and cgroup v2.
+"""Memory limits for containers on GPUs, with real runtimes and cgroup v2.
 
-The driver is simulated, and so is that it keeps a limit: NVIDIA's driver 615, which does, runs
-nowhere here.
+The driver and its enforcement of limits are simulated, because NVIDIA's driver 615, which
+enforces them, runs on no host of these tests.
 """
 
 import json
@@ -48,13 +48,13 @@ NINE = ["CUDA allocated: 9 GiB of 9 GiB"]
 
 @pytest.fixture(scope="module")
 def limited(workspace: Path, installation: Installation) -> Driver:
-    """A machine whose driver keeps limits."""
+    """A simulated machine whose driver enforces limits."""
     return simulate(installation, workspace / "driver-615", *OPTIONS)
 
 
 @dataclass
 class Place:
-    """Starter of containers with memory limits, each in a bundle of its own."""
+    """A place to start containers with memory limits, each in its own bundle."""
 
     installation: Installation
     runtime: str
@@ -64,7 +64,7 @@ class Place:
     driver: Driver
 
     def configured(self, mode: str = "hook", limits: str = "", own: str = "") -> Path:
-        """Return a new configuration for the machine, with settings in [gpuhook.limits]."""
+        """Return a new configuration for the machine, with ``limits`` in [gpuhook.limits]."""
         folder = self.folder / f"etc-{len(list(self.folder.iterdir()))}"
         documents = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.folder}/cdi"]\n'
         more = f'mode = "{mode}"\n{documents}[gpuhook.limits]\n{limits}'
@@ -73,7 +73,7 @@ class Place:
         return config
 
     def made(self, *settings: str, command: str = f"{CUDA_PROBE} 9") -> Bundle:
-        """Return a bundle with cgroups as Docker's containers see them."""
+        """Return a bundle that sees its cgroups as Docker's containers do."""
         made = self.bundle()
 
         def see_cgroups(spec: Spec) -> None:
@@ -88,7 +88,7 @@ class Place:
         return made
 
     def run(self, made: Bundle, way: str = "hook", limits: str = "") -> Result:
-        """Run a bundle whose container is given GPU 0 in a way."""
+        """Run a bundle whose container gets GPU 0 in the given way."""
         mode = way if way in ("spec", "cdi") else "hook"
         config = self.configured(mode, limits, "helper = false\n" if way == "unhelped" else "")
         if way in ("cdi", "engine"):
@@ -152,7 +152,7 @@ def test_an_administrators_limit_applies_to_every_container(place: Place, way: s
 @RUNTIMES
 @pytest.mark.parametrize("way", WAYS)
 def test_nvidias_own_variables_limit_a_container(place: Place, way: str) -> None:
-    """NVIDIA's toolkit reads them from 1.20.1 on, in whole MiB."""
+    """NVIDIA's toolkit reads these variables from 1.20.1 on, in whole MiB."""
     limit, request = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
     done = place.run(place.made(f"{limit}=8192", f"{request}=1024"), way)
     assert told(done) == EIGHT, done
@@ -164,7 +164,7 @@ def test_nvidias_own_variables_limit_a_container(place: Place, way: str) -> None
 @RUNTIMES
 @pytest.mark.parametrize("way", WAYS)
 def test_a_pods_annotations_limit_its_containers(place: Place, way: str) -> None:
-    """As the KAI scheduler writes them, where the engine passes them on."""
+    """The KAI scheduler writes these annotations, and the engine must pass them on."""
     note = "nvidia.com/container.{}.gpu-memory.{}"
     name = {"io.kubernetes.cri.container-name": "main"}
     given = {note.format("main", "limit"): "8Gi", note.format("other", "request"): "1Gi"}
@@ -180,7 +180,7 @@ def test_a_pods_annotations_limit_its_containers(place: Place, way: str) -> None
 
 
 def with_nvidias_hook(place: Place, own: str, *env: str, ids: tuple[str, ...]) -> Bundle:
-    """Return a container whose engine gave it GPU 0, with hooks as NVIDIA's toolkit names them."""
+    """Return a container that got GPU 0 from its engine, with hooks named as NVIDIA's toolkit."""
     link = place.folder / "nvidia-cdi-hook"
     if not link.is_symlink():
         link.symlink_to(place.installation.bin / "gpuhook-cdi-hook")
@@ -197,7 +197,7 @@ def with_nvidias_hook(place: Place, own: str, *env: str, ids: tuple[str, ...]) -
 @RUNTIMES
 @pytest.mark.parametrize("own", ["", 'exclusive = ["nvidia.com/gpu"]\n'])
 def test_nvidias_limit_hook_sets_the_limit_once(place: Place, own: str) -> None:
-    """NVIDIA's specs call it once for each GPU; a second call changes nothing."""
+    """NVIDIA's specs call the hook once for each GPU; a second call changes nothing."""
     uuid = place.driver.gpus[0].uuid
     made = with_nvidias_hook(place, own, "NVIDIA_GPU_MEMORY_LIMIT=8192", ids=(uuid, uuid))
     made.detach(place.runtime, place.folder / "none.toml")
@@ -254,7 +254,7 @@ def test_a_limit_that_the_driver_does_not_support_is_refused(
 
 
 def is_said(place: Place, done: Result, why: str) -> None:
-    """Assert that an error is shown, or kept where crun doesn't show it."""
+    """Assert that an error is printed, or that it is in a log where crun doesn't print it."""
     kept = [path.read_text() for path in place.folder.glob("etc-*/state/errors.log")]
     assert why in done.stderr or any(why in text for text in kept), done
 
@@ -314,7 +314,10 @@ def test_a_device_without_a_limit_is_refused_where_one_is_required(place: Place)
 def test_a_plain_device_node_gets_the_limit_too(
     place: Place, limits: str, env: tuple[str, ...]
 ) -> None:
-    """An engine's --device, which names no vendor; the launcher knows the configuration by then."""
+    """An engine's --device names no vendor.
+
+    The launcher already knows the configuration when the container starts.
+    """
     config = place.configured(limits=limits)
     past = time.time() - 10  # as one that nobody has just written
     for each in (config, config.parent):
@@ -333,7 +336,7 @@ def test_a_plain_device_node_gets_the_limit_too(
 
 @ONE
 def test_a_limit_with_a_cdi_spec_alone_is_refused(place: Place) -> None:
-    """The document's hook is in the container's cgroup namespace, and can't see its path."""
+    """The spec's hook is in the container's cgroup namespace, and can't see the cgroup's path."""
     config = place.configured()
     document = generate(place.installation, config, place.folder / "cdi")
     made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", command="echo started")
@@ -420,7 +423,7 @@ while folder.startswith("/sys/fs/cgroup"):
 @pytest.mark.parametrize("is_set_before", [False, True])
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
 def test_no_soft_limit_remains(place: Place, way: str, is_set_before: bool) -> None:
-    """Neither on the container's cgroup, nor on those above it after its end."""
+    """This applies to the container's cgroup, and after its end to the cgroups above it."""
     config = place.configured(way if way == "spec" else "hook")
     uuid = place.driver.gpus[0].uuid
     settings = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_MEMORY_REQUEST=8192")
@@ -453,7 +456,7 @@ def test_no_soft_limit_remains(place: Place, way: str, is_set_before: bool) -> N
 
 @ONE
 def test_list_and_stats_show_memory_use_and_limit(place: Place) -> None:
-    """The driver's own list of processes names the container's first one with 2 GiB."""
+    """The driver's own list of processes shows 2 GiB for the container's first process."""
     config = place.configured()
     made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", "NVIDIA_VISIBLE_DEVICES=0", command="sleep 999")
     made.detach(place.installation.runtime, config)
@@ -480,7 +483,7 @@ def test_list_and_stats_show_memory_use_and_limit(place: Place) -> None:
 
 @ONE
 def test_a_limit_of_a_cdi_spec_cannot_be_raised(place: Place) -> None:
-    """As a DRA driver's specs for claims: the limit is in a mount, in addition to the device."""
+    """Specs of a DRA driver for claims have the limit in a mount, in addition to the device."""
     config = place.configured()
     document = generate(place.installation, config, place.folder / "cdi")
     wider = "GPUHOOK_DEVICE_MEMORY=70GiB"
@@ -532,7 +535,7 @@ MOST = 'most-device-memory = "8GiB"\n'
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "engine"])  # by each of our hooks
 def test_a_volume_changed_to_cgroups_after_the_check_is_refused(place: Place, way: str) -> None:
-    """A user who may change the target of a volume's source does so before it is mounted."""
+    """A user who may change the target of a volume's source changes it before the mount."""
     harmless, link = place.folder / "harmless", place.folder / "link"
     harmless.mkdir()
     link.symlink_to(harmless)
@@ -554,7 +557,7 @@ def test_a_volume_changed_to_cgroups_after_the_check_is_refused(place: Place, wa
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "engine"])
 def test_no_container_makes_a_cgroup_below_its_own(place: Place, way: str) -> None:
-    """Root in a user namespace of its own may mount its cgroup; NVIDIA's driver counts by each."""
+    """Root in a new user namespace may mount its cgroup, and NVIDIA's driver counts each cgroup."""
     made = place.made(command="owncgroup")
     every = {name: [*bundles.CAPABILITIES, "CAP_SETFCAP"] for name in ("bounding", "permitted")}
     every["effective"] = every["bounding"]  # as Docker gives them
@@ -565,9 +568,10 @@ def test_no_container_makes_a_cgroup_below_its_own(place: Place, way: str) -> No
 
 @ONE
 def test_cgroups_covered_by_another_mount_are_refused(place: Place) -> None:
-    """As with podman's -v /sys:/sys:ro, where its own of cgroups comes on top.
+    """With podman's -v /sys:/sys:ro, for example, its own mount of cgroups comes on top.
 
-    What covers them in a volume goes elsewhere when somebody who shares it renames a folder.
+    If a mount in a volume covers the cgroups, another user of the volume can move it by
+    renaming a folder.
     """
     made = place.made(command=f"mkdir /sys/fs/cgroup/away; {CUDA_PROBE} 9")
     mount = {"destination": "/sys", "type": "bind", "source": "/sys", "options": ["rbind", "ro"]}
@@ -583,7 +587,7 @@ def test_cgroups_covered_by_another_mount_are_refused(place: Place) -> None:
 
 @ONE
 def test_a_mount_at_the_path_of_cgroups_is_checked(place: Place) -> None:
-    """Paths in config.json don't say where links lead."""
+    """Paths in config.json don't show where links lead."""
     out, root, empty = (place.folder / name for name in ("out", "root", "empty"))
     for folder in (out, root, empty / "own"):
         folder.mkdir(parents=True)
@@ -609,7 +613,7 @@ def test_a_mount_at_the_path_of_cgroups_is_checked(place: Place) -> None:
 
 
 def bound(destination: str, source: Path) -> Spec:
-    """Return a volume as config.json has it."""
+    """Return a volume in the form that config.json has."""
     return {"destination": destination, "source": str(source), "type": "bind", "options": ["rbind"]}
 
 
@@ -635,7 +639,7 @@ def test_a_mount_that_lets_a_container_leave_its_cgroup_is_refused(place: Place,
 @ONE
 @pytest.mark.parametrize("way", ["hook", "spec", "alone"])
 def test_a_limit_below_a_cgroup_of_another_user_is_refused(place: Place, way: str) -> None:
-    """He could move the container's processes out of its own."""
+    """That user could move the container's processes out of the container's cgroup."""
     name = f"gpuhook-{os.getpid()}-{place.folder.name}"
     folder = f"/sys/fs/cgroup/{name}"
     made = place.made("GPUHOOK_DEVICE_MEMORY=8GiB", command="echo started")
@@ -668,9 +672,9 @@ RESTORING = {
 def test_a_checkpoint_restore_with_a_limit_or_a_lease_is_refused(
     place: Place, name: str, bundle: str
 ) -> None:
-    """A runtime that restores a container makes a new one, which no hook of ours sees to.
+    """A runtime that restores a container creates a new one, on which our hooks don't run.
 
-    Its program is one that notes how it is called, because this machine has no CRIU.
+    The runtime here is a program that only records its calls, because the host has no CRIU.
     """
     refused, limits, own, env = RESTORING[name]
     recording = recorder(place.folder / "recorder", "exit 7")

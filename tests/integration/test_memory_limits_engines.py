@@ -1,4 +1,4 @@
-"""Limits of the memory of GPUs by whole engines, and whatever is killed on the way."""
+"""Memory limits of GPUs with complete engines, and after kills at any moment."""
 
 import os
 import random
@@ -55,7 +55,7 @@ def engine_of(
     archive: Path,
     at: Namespace,
 ) -> Iterator[Engine]:
-    """Start an engine whose containers get the GPUs of a machine with limits."""
+    """Start an engine whose containers get GPUs of a simulated machine with memory limits."""
     low_level = "crun" if name.endswith("crun") else "runc"
     config = write_config(folder.with_name(f"{folder.name}-etc"), driver.root, [low_level])
     env = {"GPUHOOK_CONFIG": str(config)}
@@ -99,7 +99,7 @@ def test_a_limit_is_set_by_every_engine(
 def test_an_image_for_which_podman_makes_cgroups_writable_is_refused(
     workspace: Path, installation: Installation, machine: Driver, archive: Path, entered: Namespace
 ) -> None:
-    """As it does for one whose command is /sbin/init, which needn't be what it is called."""
+    """podman also does so for a command /sbin/init, whatever program that is."""
     folder = workspace / "limits-writable"
     with engine_of("podman", folder, installation, machine, archive, entered) as engine:
         config = folder.with_name(f"{folder.name}-etc") / "config.toml"
@@ -114,7 +114,7 @@ def test_an_image_for_which_podman_makes_cgroups_writable_is_refused(
 
 
 def stays(engine: Docker) -> None:
-    """See that a limit stays after docker update and a restart."""
+    """Check that a limit persists after docker update and a restart."""
     words = ("--detach", "--runtime=gpu-py", "-e", GPU, "-e", LIMIT, DEBIAN, "sleep", "999")
     name = engine.call("run", *words).ok().stdout.strip()
     for action in (("update", "--memory=512m", "--memory-swap=-1"), ("restart", "--time=0")):
@@ -133,7 +133,7 @@ def test_kills_leave_no_container_without_its_limit(place: Place, helper: str) -
     command = made.namespace.enter(*words, cwd=made.path)
 
     def wrote(name: str) -> list[str]:
-        """Return what a container's program saw, which is in the upper layer."""
+        """Return the output of a container's program, which is in the upper layer."""
         path = made.path / "upper" / name
         return told(Result((), 0, path.read_text() if path.exists() else "", ""))
 
@@ -165,7 +165,10 @@ def test_kills_leave_no_container_without_its_limit(place: Place, helper: str) -
 
 
 def of_session(leader: int) -> list[int]:
-    """Return the processes of a session, the container's own among them until it has another."""
+    """Return the processes of a session.
+
+    The container's own process belongs to the session until it starts another one.
+    """
     found = []
     for name in os.listdir("/proc"):
         if name.isdecimal():

@@ -1,6 +1,6 @@
-"""Limits of the memory of GPUs in a cluster: by the device plugin, and by a pod's own word.
+"""Memory limits of GPUs in a cluster, set by the device plugin or by a pod itself.
 
-The kubelet is the tests'; containerd, its CRI and runc are real, on cgroup v2.
+The kubelet is simulated; containerd, its CRI and runc are real, on cgroup v2.
 """
 
 from collections.abc import Iterator
@@ -40,9 +40,9 @@ def driver(workspace: Path, installation: Installation) -> Driver:
 
 @pytest.fixture(scope="module")
 def low_level(workspace: Path) -> str:
-    """Runc, without the shares of processors that the CRI gives the processes of pods.
+    """Runc, without the CPU shares that the CRI sets for the processes of pods.
 
-    A hybrid host's tree of v2 has no controller for them.
+    The v2 tree of a hybrid host has no controller for them.
     """
     if host_cgroups() == "v2":
         return "runc"
@@ -64,7 +64,7 @@ def config(workspace: Path, driver: Driver, low_level: str) -> Path:
 
 @pytest.fixture(scope="module")
 def hardened(workspace: Path, driver: Driver, low_level: str) -> Path:
-    """As the manifests have a node: its settings are those of gpu-py at the handler's start."""
+    """A node's settings as in the manifests, which gpu-py reads when the handler starts."""
     return harden(write_config(workspace / "limits-node-etc", driver.root, [low_level]))
 
 
@@ -106,12 +106,12 @@ def kubelet(
 
 
 def allocated(container: Container) -> list[str]:
-    """Return what a program sees and gets that wants 9 GiB."""
+    """Return the output of a program that tries to allocate 9 GiB."""
     return told(container.exec(CUDA_PROBE, "9"))
 
 
 def shares(kubelet: Kubelet) -> dict[str, Answers]:
-    """Admit pods for both shares of a GPU; return what they are given, by the share's number."""
+    """Admit pods for both shares of a GPU; return the answers by the share's number."""
     every = [kubelet.admit(f"pod-{number}", {GPU: 1}) for number in range(4)]
     by_id = {answers["ids"][GPU][0]: answers for answers in every}
     uuid = next(iter(by_id)).partition("::")[0]
@@ -135,7 +135,7 @@ WIDER = {
 
 @pytest.mark.parametrize("name", WIDER)
 def test_a_pod_cannot_raise_its_limit(cri: Cri, kubelet: Kubelet, name: str) -> None:
-    """Its own variables come after the plugin's, as the kubelet has it."""
+    """The kubelet puts a pod's own variables after the plugin's variables."""
     answers = shares(kubelet)["0"]
     for setting in WIDER[name]:
         key, _, value = setting.partition("=")
@@ -154,7 +154,7 @@ def test_a_pod_can_lower_its_limit(cri: Cri, kubelet: Kubelet) -> None:
 def test_a_volume_over_the_limit_mount_does_not_lift_the_limit(
     cri: Cri, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    """An engine that mounts a pod's volume over one of two mounts drops the device, too."""
+    """If a pod's volume replaces the mount with the limit, the engine drops the device, too."""
     answers = shares(kubelet)["0"]
     [mount] = answers["mounts"]
     place = mount[0]
@@ -186,7 +186,7 @@ def test_a_pod_can_set_a_limit_by_its_environment(
     pause_archive: Path,
     config: Path,
 ) -> None:
-    """By env, on a node where that may ask."""
+    """The node accepts requests by environment variables."""
     env = {"GPUHOOK_CONFIG": str(config)}
     words = (workspace / "limits-own", entered, installation.runtime, archive, env, WITH_HANDLERS)
     gpu = "NVIDIA_VISIBLE_DEVICES=0"
@@ -211,7 +211,7 @@ def test_annotations_of_the_kai_scheduler_limit_each_container(
     config: Path,
     driver: Driver,
 ) -> None:
-    """Its annotations are limits of each container, and it names GPUs as NVIDIA's plugin does."""
+    """KAI names GPUs as NVIDIA's plugin does, and its annotations limit each container."""
     options = '    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py.options]'
     text = WITH_HANDLERS.replace(options, f'    pod_annotations = ["nvidia.com/*"]\n{options}')
     env = {"GPUHOOK_CONFIG": str(config)}

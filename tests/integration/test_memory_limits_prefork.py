@@ -38,7 +38,7 @@ def limited(
     low_level: tuple[str, Namespace],
     tmp_path: Path,
 ) -> Iterator[Site]:
-    """A site whose containers have a limit, and see their cgroups as Docker's do."""
+    """A site whose containers have a limit, and see their cgroups as Docker's containers do."""
     made = Site(bundle, installation, slow, low_level[0], tmp_path)
 
     def see_cgroups(spec: Spec) -> None:
@@ -55,7 +55,7 @@ def limited(
 
 
 def seconds(site: Site) -> float:
-    """Lead a container through its life, see its limit, and return how long that took."""
+    """Run a container, check its limit, and return the time that this took."""
     begun = time.monotonic()
     done = site.run()
     taken = time.monotonic() - begun
@@ -69,12 +69,15 @@ def has_its_limit(done: Result) -> None:
 
 
 def kept(site: Site) -> set[int]:
-    """Return the processes next to the prefork server: its parent, and the spare worker."""
+    """Return the processes in addition to the prefork server, its parent and the spare worker."""
     return site.processes - site.standing - {site.ahead}
 
 
 def keep(site: Site) -> int:
-    """Start containers with a limit until none waits for the driver; return what keeps NVML."""
+    """Start containers until none waits for the driver; return the NVML session's pid.
+
+    Each container has a memory limit.
+    """
     site.asks(LIMIT)
     assert seconds(site) >= INIT_S, "nothing is ready for the first one"
     wait_until(lambda: seconds(site) < INIT_S, "a container is served by what is ready")

@@ -1,4 +1,4 @@
-"""gpuhook metrics says of real containers what the simulated driver says of their processes."""
+"""gpuhook metrics for real containers, with the simulated driver's values for their processes."""
 
 import os
 import shutil
@@ -101,7 +101,7 @@ def test_containers_of_docker_and_podman_have_metrics(
 
 
 def _wait_until_gone(port: int, container: str) -> None:
-    """Wait until an ended container has no series, though the driver still lists its process."""
+    """Wait until an exited container has no series, though the driver still lists its process."""
     wait_until(lambda: not of_container(scrape(port), container), "the container is gone")
 
 
@@ -208,7 +208,10 @@ def test_a_textfile_for_node_exporter_has_all_gpus(
 def test_without_root_the_metrics_are_written_as_incomplete(
     driver: Driver, configs: dict[str, Path], reachable: Path, workspace: Path
 ) -> None:
-    """It reports what it can't see, and the rest; root writes only where no other user may."""
+    """gpuhook reports the containers that it can't see, and writes all other values.
+
+    Root writes only in folders where no other user may write.
+    """
     folder = workspace / f"nobody-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     os.chown(folder, 65534, 65534)

@@ -34,7 +34,7 @@ HIERARCHIES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # whose names are lo
 
 
 class Machine:
-    """A simulated driver of its own, and a configuration for it."""
+    """A separate simulated driver, and a configuration for it."""
 
     def __init__(self, installation: Installation, folder: Path, *options: str) -> None:
         self.driver = simulate(installation, folder / "driver", *options)
@@ -56,7 +56,10 @@ def make(installation: Installation, workspace: Path) -> Iterator[type[Machine]]
 
 
 def values(samples: Samples, name: str) -> dict[str, float]:
-    """Return the values of a series by the device's UUID, of DCGM's a MIG device's by its id."""
+    """Return the values of a series by the device's UUID.
+
+    In series of DCGM, a MIG device has its id instead.
+    """
     return {
         labels.get("uuid") or labels.get("GPU_I_ID") or labels["UUID"]: value
         for each, labels, value in samples
@@ -115,7 +118,7 @@ def test_older_drivers_and_gpus_lack_new_values_without_errors(make: type) -> No
 
 
 def test_a_driver_without_events_has_all_other_values(make: type) -> None:
-    """As vGPUs' may be."""
+    """A vGPU's driver may lack events."""
     here = make("--gpus=2")
     (here.driver.root / "simulate/no-events").touch()
     first, second = (gpu.uuid for gpu in here.driver.gpus)
@@ -169,7 +172,7 @@ CONTAINER = """echo $$ >$1/cgroup.procs && mount --bind $2 $2 && mount -t tmpfs 
 
 @contextmanager
 def within(group: Path, *argv: str | Path) -> Iterator[int]:
-    """Run a command in a cgroup, which it may enter itself; give its pid."""
+    """Run a command in a cgroup, which the command may enter itself; yield its pid."""
     made = [folder for folder in (group, *group.parents) if not folder.exists()]
     group.mkdir(parents=True, exist_ok=True)
     enter = ("sh", "-c", 'echo $$ >"$0"/cgroup.procs; exec "$@"', group)
@@ -190,7 +193,7 @@ def _hierarchy() -> Path:
 
 @pytest.fixture
 def slurm() -> Path:
-    """The cgroup in which slurmd makes those of jobs."""
+    """The cgroup in which slurmd creates the cgroups of jobs."""
     hierarchy, name = _hierarchy(), f"slurm_{uuid.uuid4().hex[:8]}"
     if hierarchy.name == "devices":
         return hierarchy / name / "uid_0"
@@ -199,7 +202,7 @@ def slurm() -> Path:
 
 @pytest.fixture
 def job(slurm: Path) -> Iterator[int]:
-    """A process of job 41; give its pid."""
+    """The pid of a process of job 41."""
     with within(slurm / "job_41", "sleep", "1000") as pid:
         yield pid
 
@@ -230,7 +233,7 @@ def test_gpu_use_of_a_slurm_job_outside_containers_is_reported(
 def test_containers_of_slurm_jobs_without_a_cgroup_are_assigned_to_the_job(
     driver: Driver, configs: dict[str, Path], roots: dict[str, Path], slurm: Path
 ) -> None:
-    """Tasks of all jobs are called alike, and no job has another's device."""
+    """Tasks of all jobs have the same names, and no job has another job's device."""
     gpus, root = driver.gpus[2:4], roots["debian"]
     with ExitStack() as stack:
         for job, gpu in zip((41, 42), gpus, strict=True):
@@ -256,7 +259,7 @@ def test_containers_of_slurm_jobs_without_a_cgroup_are_assigned_to_the_job(
 def test_processes_moved_by_systemd_count_for_their_container(
     bundle: GpuBundle, driver: Driver
 ) -> None:
-    """Processes below the container's recorded cgroup are its own, wherever its first one is."""
+    """Processes below the container's recorded cgroup belong to it, wherever its first one is."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command("sleep", "1000")
     config, device = bundle.settings, driver.gpus[5].uuid

@@ -1,4 +1,4 @@
-"""gpuhook metrics says what the processes of pods use, and what those are called."""
+"""gpuhook metrics for pods: the resources that their processes use, and the pods' names."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ PODS = "k8s.io"  # containerd's namespace for the CRI's images
 
 @dataclass(frozen=True)
 class Node:
-    """A machine with two GPUs, one of them in MIG mode, and a containerd."""
+    """A simulated machine with two GPUs, one of them in MIG mode, and a containerd."""
 
     cri: Cri
     driver: Driver
@@ -36,7 +36,7 @@ class Node:
 
     @contextlib.contextmanager
     def pod(self, handler: str, *environment: str, nodes: bool = False) -> Iterator[Container]:
-        """Run a pod that sleeps, in cgroups called as the kubelet calls them."""
+        """Run a pod that sleeps, in cgroups with the kubelet's names."""
         group = f"/kubepods/burstable/pod{uuid.uuid4()}"
         node = f"/dev/nvidia{self.driver.gpus[0].minor}"
         given = [(node, f"{self.driver.root}{node}", "rw")] if nodes else []
@@ -115,7 +115,7 @@ def test_processes_on_mig_devices_count_for_their_pod(node: Node) -> None:
 
 
 def test_a_pod_that_was_given_nodes_is_named_by_list_and_stats(node: Node, workspace: Path) -> None:
-    """As the device plugin's strategy mounts gives them."""
+    """The device plugin's strategy mounts passes nodes to pods in this way."""
     path = workspace / f"k{uuid.uuid4().hex[:8]}.sock"
     gpu = node.driver.gpus[0].uuid
     given = ("space", "alone", "web", "nvidia.com/gpu", (gpu,))

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes gpuhook metrics: the dashboard has data, and the alerts fire."""
+"""A real Prometheus that scrapes gpuhook metrics, with data for the dashboard and with alerts."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ class Scene:
 
 @contextlib.contextmanager
 def exporter(config: Path) -> Iterator[int]:
-    """Serve on a free port; give the port."""
+    """Run the exporter on a free port; yield the port."""
     for _ in range(10):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -121,7 +121,7 @@ def _first_process(container: Bundle) -> int:
 
 
 def value(scene: Scene, expression: str) -> float:
-    """Return the one value that a query finds, -1 for none."""
+    """Return the one value that a query finds, or -1 for none."""
     found = scene.prometheus.query(expression)
     assert len(found) < 2, found
     return float(found[0]["value"][1]) if found else -1.0

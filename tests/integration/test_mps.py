@@ -1,4 +1,4 @@
-"""GPUs that containers share by MPS: the daemon, its clients, and who wants more than its share."""
+"""GPUs that containers share by MPS: the daemon, its clients, and clients beyond their share."""
 
 import json
 import os
@@ -117,7 +117,7 @@ def test_the_compute_mode_is_set_by_start_and_restored_by_stop(site: Site) -> No
 @OLDEST
 @ONE
 def test_user_mounts_in_shared_memory_do_not_prevent_mps_stop(site: Site) -> None:
-    """As every user may mount (FUSE) in a folder of theirs there; version 3 has none."""
+    """Every user may mount (FUSE) in a folder of this kind; version 3 has no such folders."""
     site.mps("start").ok()
     place = site.state / "mps/shm/his"
     place.mkdir()
@@ -134,7 +134,7 @@ def test_user_mounts_in_shared_memory_do_not_prevent_mps_stop(site: Site) -> Non
 )
 @ONE
 def test_the_compute_mode_is_restored_after_a_kill(site: Site) -> None:
-    """Also where a mode that isn't the default was there before, and after two kills."""
+    """The first mode may differ from the default, and there may be two kills."""
     (site.driver.root / "simulate/compute").write_text("1 2\n")
     for _ in range(2):
         site.mps("start").ok()
@@ -189,7 +189,7 @@ def test_a_daemon_that_does_not_start_changes_nothing(site: Site) -> None:
 @NEWEST
 @ONE
 def test_a_gpu_in_mig_mode_is_not_shared(site: Site) -> None:
-    """Neither where MPS is started, nor where a GPU gets MIG mode afterwards."""
+    """This applies when MPS starts, and also when a GPU gets MIG mode afterwards."""
     simulated: list[str | Path] = [site.installation.command, "simulate", site.driver.root]
     site.mps("start").ok()
     run([*simulated, "--mig", "0:1g.18gb"]).ok()
@@ -203,7 +203,7 @@ def test_a_gpu_in_mig_mode_is_not_shared(site: Site) -> None:
 
 @ONE
 def test_the_service_replaces_a_dead_or_hung_daemon(site: Site) -> None:
-    """Also one that hangs; and it ends what it started."""
+    """The service also replaces a daemon that hangs, and it stops the daemons that it started."""
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
     words: list[str | Path] = [site.installation.command, "mps", "serve", "--interval", "0.2"]
     with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL) as service:
@@ -226,7 +226,7 @@ def test_the_service_replaces_a_dead_or_hung_daemon(site: Site) -> None:
 
 @ONE
 def test_killed_starts_are_completed_or_undone_by_the_next_command(site: Site) -> None:
-    """Wherever they are by then: before the mode, between mode and daemon, after that."""
+    """The kill comes before the mode is set, between mode and daemon, or after that."""
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
     words: list[str | Path] = [site.installation.command, "mps", "start"]
     for number in range(12):
@@ -279,7 +279,7 @@ keep.MpsController(load(), print).start()
 def test_a_start_killed_before_all_limits_are_set_is_completed_by_the_next(
     site: Site, moment: str
 ) -> None:
-    """No container begins meanwhile, and what comes next sets them."""
+    """No container starts meanwhile, and the next command sets the limits."""
     site.change("active-thread-percentage = 40\n", "")  # for which the daemon could be asked
     program = site.installation.command.parent / "python"
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
@@ -303,7 +303,7 @@ def test_a_start_killed_before_all_limits_are_set_is_completed_by_the_next(
     "machine", [version for version in LIMITS if version < "615"], indirect=True
 )
 def test_a_client_before_the_limits_are_set_stops_the_start(site: Site) -> None:
-    """A container of the daemon before has its folder still, and has the daemon start a server."""
+    """A container of the previous daemon has its folder, and makes the new one start a server."""
     site.mps("start").ok()
     program = f"while :; do timeout 0.2 {CUDA_PROBE} --context; done"
     eager = site.ask("0", command=program)
@@ -330,7 +330,7 @@ def test_a_client_before_the_limits_are_set_stops_the_start(site: Site) -> None:
 )
 @ONE
 def test_an_unrecorded_daemon_is_ended(site: Site) -> None:
-    """As after a kill between its start and that."""
+    """A kill between the daemon's start and its record leaves such a daemon."""
     site.mps("start").ok()
     program = site.installation.command.parent / "python"
     code = (
@@ -450,7 +450,7 @@ def test_no_more_containers_than_allowed_share_a_gpu(site: Site) -> None:
 )
 @ONE
 def test_variables_widen_no_limit(site: Site) -> None:
-    """The image's variables are replaced, by name as well; smaller values stay."""
+    """Larger values of the image are replaced, and smaller values stay."""
     site.mps("start").ok()
     more = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=80G")
     other = "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps/../gpuhook/mps/pipe/c01"
@@ -477,7 +477,7 @@ def test_variables_widen_no_limit(site: Site) -> None:
 )
 @RUNTIMES
 def test_a_hostile_client_reaches_no_socket_and_no_other_namespace(site: Site) -> None:
-    """It replaces no socket of the daemon's, and reaches no other namespace."""
+    """The client's folder is read-only, and it shows no other namespace."""
     site.mps("start").ok()
     first = site.client("0")
     script = f"rm -f {PLACE}/control; touch {PLACE}/x; ls -a {PLACE}; ls {PLACE}/.. ; echo end"
@@ -495,7 +495,7 @@ def test_a_hostile_client_reaches_no_socket_and_no_other_namespace(site: Site) -
 
 @ONE
 def test_a_mount_or_link_at_the_mps_folder_does_not_prevent_a_client(site: Site) -> None:
-    """A mount at the place is mounted over, and a link there leads nowhere else."""
+    """gpuhook mounts over an existing mount, and a link at that path leads nowhere else."""
     site.mps("start").ok()
     covered = site.ask("0")
     mount = {"destination": PLACE, "type": "tmpfs", "source": "t", "options": ["mode=777"]}
@@ -566,7 +566,7 @@ def test_explain_shows_the_operations_for_a_client(site: Site) -> None:
 
 @pytest.fixture
 def podmans(site: Site, podman_config: Path) -> Iterator[None]:
-    """Have podman's containers be those of the site's configuration."""
+    """The site's configuration, used for podman's containers."""
     before = podman_config.readlink()
     podman_config.unlink()
     podman_config.symlink_to(site.config)
@@ -582,7 +582,7 @@ def podmans(site: Site, podman_config: Path) -> Iterator[None]:
 def test_docker_containers_share_a_gpu_up_to_the_allowed_number(
     site: Site, workspace: Path, host: Namespace, archive: Path, tmp_path: Path
 ) -> None:
-    """Several at a time; their names are in the status, and what they say for themselves."""
+    """Two containers may be clients at a time, and the status lists both; a third is refused."""
     site.mps("start").ok()
     env = {"GPUHOOK_CONFIG": str(site.config)}
     runtimes = {"gpu-py": site.installation.runtime}
@@ -638,7 +638,7 @@ def test_pods_get_their_shares_limited_by_the_configuration(
     threads: str | None,
     share: int | None,
 ) -> None:
-    """A pod has its shares by the plugin, and by gpu-py no more than config.toml allows."""
+    """The plugin sets a pod's shares, and gpu-py allows no more than config.toml does."""
     site.change("clients = 2", "clients = 3")
     site.change('devices = "0,1"', 'devices = "0"')
     site.mps("start").ok()
@@ -695,7 +695,7 @@ def test_doctor_and_metrics_report_the_daemons_state(site: Site, tmp_path: Path)
 @RUNTIMES
 @pytest.mark.parametrize("capabilities", ["graphics", "utility", "graphics,utility,display"])
 def test_a_client_is_counted_with_any_capability(site: Site, capabilities: str) -> None:
-    """The device is shared, so its container has the limits, is counted, or isn't started."""
+    """The device is shared, so its container has the limits and is counted, or isn't started."""
     env = f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"
     assert "no control daemon of MPS is running" in site.refusal("0", env)
     site.mps("start").ok()
@@ -712,9 +712,9 @@ def test_a_client_is_counted_with_any_capability(site: Site, capabilities: str) 
 def test_a_node_of_a_shared_gpu_given_by_the_engine_is_refused(
     site: Site, path: str, tmp_path: Path
 ) -> None:
-    """As by --device: gpu-py sees it, whatever the node is called and without a variable.
+    """gpu-py finds a node from --device, whatever its name is, even without a variable.
 
-    So it does where a node by another name is a volume ("").
+    It also finds a node with another name that is a volume ("").
     """
     site.mps("start").ok()
     shared, other = (site.driver.gpus[at].minor for at in (0, 2))
@@ -744,7 +744,7 @@ def test_a_node_of_a_shared_gpu_given_by_the_engine_is_refused(
 @NEWEST
 @ONE
 def test_a_shared_gpu_is_refused_to_the_hook_alone_and_left_out_of_specs(site: Site) -> None:
-    """A hook without gpu-py sets no variable, and documents say nothing of MPS."""
+    """A hook without gpu-py sets no variable, and CDI specs contain nothing about MPS."""
     site.mps("start").ok()
     made = site.ask("0", "NVIDIA_DRIVER_CAPABILITIES=graphics", command="true")
     made.prestart(site.installation.hook, site.config)

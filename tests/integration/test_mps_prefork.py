@@ -1,6 +1,6 @@
 """Containers that share GPUs by MPS, served by the prefork server.
 
-What that process has loaded is the configuration and the inventory; the state of MPS is read for
+The server has loaded only the configuration and the inventory. It reads the state of MPS for
 each container.
 """
 
@@ -36,7 +36,7 @@ def clients(
     low_level: tuple[str, Namespace],
     tmp_path: Path,
 ) -> Iterator[Site]:
-    """A site whose containers are clients of MPS, and say what they were given."""
+    """A site whose containers are clients of MPS, and print their settings."""
     made = Site(bundle, installation, machine, low_level[0], tmp_path)
     state = Path(f"/run/gpuhook-mps-ready-{os.getpid()}")  # where root alone can change things
     text = made.config.read_text().replace(str(tmp_path / "etc/state"), str(state))
@@ -55,7 +55,7 @@ def mps(site: Site, verb: str) -> Result:
 
 
 def is_client(done: Result, threads: int = 40) -> bool:
-    """Tell whether a container was given what a client needs."""
+    """Return whether a container has everything that a client needs."""
     assert done.status == 0, done
     lines = done.stdout.splitlines()
     return lines[0] == f"{PLACE} {threads}" and "control" in lines

@@ -20,7 +20,7 @@ def expected(found: Devices, *numbers: int | str, opened: str = "ENXIO") -> dict
 
 
 class TestNeuron(Contract):
-    """Twelve devices, the last one half made, and a node of none."""
+    """Neuron with twelve devices, the last one incomplete, and a node without a device."""
 
     case = Case(
         vendor="neuron",
@@ -66,7 +66,7 @@ class TestNeuron(Contract):
     def test_a_node_with_wrong_numbers_is_refused(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
-        """It is believed by its numbers, which the driver says."""
+        """gpuhook compares a node's numbers with those that the driver reports."""
         shown = devices.root / "sys/class/neuron_device/neuron3/dev"
         before = shown.read_text()
         bundle.environ(f"{ASK}=3")

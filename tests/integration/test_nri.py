@@ -1,6 +1,6 @@
 """gpuhook nri with real engines: containerd 1.7 (Debian 13) and 2.1 (sid), asked over the CRI.
 
-Their runtime is plain runc, and nothing of ours is configured in them.
+Their runtime is plain runc, and their configuration has no settings for gpuhook.
 """
 
 import os
@@ -39,7 +39,10 @@ def node(
 
 
 def inside(node: Node, *env: str, command: tuple[str, ...] = ("true",), **pod: object) -> Result:
-    """Return what a command says in a container with these variables; CriError if it's refused."""
+    """Return the result of a command in a container with these variables.
+
+    Raise CriError if the container is refused.
+    """
     return node.inside(*env, command=command, **pod)  # type: ignore[arg-type]
 
 
@@ -80,7 +83,7 @@ def test_a_memory_limit_in_pod_annotations_sets_the_variable(node: Node) -> None
 def test_a_pod_of_the_kai_scheduler_gets_its_gpu_and_limit_variable(
     node: Node, driver: Driver
 ) -> None:
-    """It names GPUs as NVIDIA's plugin does, and its annotations are limits of each container."""
+    """KAI names GPUs as NVIDIA's plugin does, and its annotations limit each container."""
     gpu = driver.gpus[3]
     asked = f"NVIDIA_VISIBLE_DEVICES=k8s.device-plugin.nvidia.com/gpu={gpu.uuid}"
     container = "nvidia.com/container.main"
@@ -95,7 +98,7 @@ def test_a_pod_of_the_kai_scheduler_gets_its_gpu_and_limit_variable(
 
 
 def test_limits_are_raised_only_for_containers_with_devices(node: Node) -> None:
-    """Only of containers with devices: one that asks for none keeps its engine's."""
+    """A container that requests no devices keeps its engine's limits."""
     had = node.system.config.read_text()
     shm = "df -k /dev/shm | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2"
     command = ("sh", "-c", f"ulimit -s; {shm}")
@@ -128,7 +131,7 @@ def test_an_unprivileged_user_gets_the_requested_gpu(node: Node, driver: Driver)
 
 
 def test_an_unknown_capability_is_a_warning(node: Node, driver: Driver) -> None:
-    """It is a warning, as at a start by gpu-py."""
+    """A start by gpu-py also only warns."""
     with node.plugin():
         env = ("NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=magic")
         assert seen(inside(node, *env, command=look())).gpu_minors == {driver.gpus[1].minor}
@@ -142,7 +145,6 @@ def test_an_unknown_gpu_is_refused(node: Node) -> None:
 
 
 def test_long_or_odd_values_in_a_pod_affect_no_other_pod(node: Node, driver: Driver) -> None:
-    """Long or odd values in a pod don't keep other pods from their devices."""
     many = [f"V{number}={'x' * 60_000}" for number in range(20)]
     odd = ["A=\x1b[2J\n", "=", "NVIDIA_VISIBLE_DEVICES=0"]
     notes = {f"example.com/{number}": "y" * 10_000 for number in range(10)}
@@ -158,7 +160,7 @@ def test_long_or_odd_values_in_a_pod_affect_no_other_pod(node: Node, driver: Dri
 
 
 def test_a_slow_pod_is_refused_in_time(node: Node, driver: Driver) -> None:
-    """Else the engine would drop the plugin after two seconds, and the gate with it."""
+    """Otherwise the engine would drop the plugin after two seconds, and the gate with it."""
     gpu = driver.gpus[3]
     slow = [f"NVIDIA_REQUIRE_X{k}=" + f"arch<0.{k} " * 12_000 + "arch>=1" for k in range(14)]
     with tempfile.TemporaryDirectory(dir=node.folder) as folder:
@@ -178,7 +180,7 @@ def test_a_slow_pod_is_refused_in_time(node: Node, driver: Driver) -> None:
 def test_a_killed_plugin_gives_no_gpus_until_it_is_started_again(
     node: Node, driver: Driver
 ) -> None:
-    """A plugin that is gone means containers without GPUs, and the engine takes a new one."""
+    """Without the plugin, containers get no GPUs; the engine accepts a new plugin."""
     process = node.start()
     process.kill()
     process.wait()
@@ -197,7 +199,7 @@ def test_sigterm_stops_the_plugin(node: Node) -> None:
 def test_running_containers_are_unchanged_when_the_plugin_starts(
     node: Node, driver: Driver
 ) -> None:
-    """Containers that run when it comes are told of, and stay as they are."""
+    """The engine reports the running containers to the plugin, which doesn't change them."""
     with node.cri.pod("") as pod:
         old = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=1"])
         with node.plugin():
@@ -218,7 +220,7 @@ def test_the_plugin_answers_in_time(node: Node) -> None:
 
 
 def test_cdi_device_names_give_gpus_only_with_containerd_2(node: Node, driver: Driver) -> None:
-    """containerd 2.1 takes them; 1.7 passes over them, and no GPU is given."""
+    """containerd 2.1 accepts the names; 1.7 ignores them, so the container gets no GPU."""
     node.system.gpuhook("cdi", "generate", "--output", "/etc/cdi")
     with node.plugin("--cdi"):
         found = seen(inside(node, "NVIDIA_VISIBLE_DEVICES=1,4", command=look()))
@@ -243,7 +245,7 @@ def test_the_gate_gives_only_gpus_allocated_by_the_kubelet(node: Node, driver: D
 
 
 def test_the_plugin_reconnects_to_a_restarted_engine(node: Node, driver: Driver) -> None:
-    """The plugin connects again by itself. The last test: the others' engine ends here."""
+    """This must be the last test, because it stops the engine that the other tests use."""
     engine, env = node.engine, "NVIDIA_VISIBLE_DEVICES=2"
     assert engine.pid is not None
     stat = Path(f"/proc/{engine.pid}/stat")

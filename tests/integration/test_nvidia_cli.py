@@ -22,7 +22,7 @@ CDI = Path("/etc/cdi")  # the session has an /etc of its own
 
 @pytest.fixture(scope="module")
 def folder(workspace: Path, installation: Installation) -> Path:
-    """A folder for PATH that holds the name, as gpuhook install makes it."""
+    """A folder for PATH that contains the program's link, as gpuhook install creates it."""
     names = workspace / "cli-names"
     names.mkdir(exist_ok=True)
     link = names / PROGRAM
@@ -32,7 +32,7 @@ def folder(workspace: Path, installation: Installation) -> Path:
 
 
 class Caller:
-    """Calls the program with our driver as the driver root."""
+    """A function that calls the program with the simulated driver as the driver root."""
 
     def __init__(self, program: Path, driver: Driver, config: Path) -> None:
         self.program = program
@@ -153,7 +153,7 @@ def test_a_missing_driver_root_is_an_initialization_error(
 
 @pytest.fixture
 def hooked(bundle: Bundle, cli: Caller, driver: Driver, configs: dict[str, Path]) -> Bundle:
-    """A bundle whose hook calls the program as containerd's oci-hook has it called."""
+    """A bundle whose hook calls the program as containerd's oci-hook does."""
     script = (
         # crun 1.28 writes the state in lines, with blanks.
         "pid=$(grep -o '\"pid\" *: *[0-9]*' | grep -o '[0-9]*$'); "
@@ -190,7 +190,7 @@ def test_configure_from_a_hook_gives_the_requested_gpus(
 def test_configure_without_a_process_gives_the_gpu_in_its_namespace(
     cli: Caller, roots: dict[str, Path], driver: Driver, tmp_path: Path
 ) -> None:
-    """As Apptainer and enroot call it: without a process, in the namespace they made."""
+    """Apptainer and enroot call it without a process, in the namespace that they created."""
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "upper").mkdir()
@@ -212,9 +212,9 @@ def test_configure_without_a_process_gives_the_gpu_in_its_namespace(
 def test_configure_with_a_volume_at_the_library_folder_is_refused(
     cli: Caller, roots: dict[str, Path], driver: Driver, tmp_path: Path, volume: str
 ) -> None:
-    """Of the machine's, or of the filesystem that the root is mounted on and the caller has, too.
+    """The volume is the host's, or it is on the root's filesystem, which the caller also has.
 
-    The caller is a shell, and what calls us is another program, as an engine is.
+    The caller is a shell, and another program calls gpuhook, as an engine does.
     """
     session, root = tmp_path / "session", tmp_path / "session/root"
     layers = f"lowerdir={roots['debian']},upperdir={session}/upper,workdir={session}/work"
@@ -241,7 +241,7 @@ def test_configure_with_a_volume_at_the_library_folder_is_refused(
 def test_configure_for_a_process_in_our_mount_namespace_is_refused(
     cli: Caller, tmp_path: Path
 ) -> None:
-    """A process that shares our mount namespace is no container."""
+    """A process that shares our mount namespace isn't a container."""
     pid = f"--pid={os.getpid()}"
     done = cli("configure", pid, "--device=0", "--no-cgroups", str(tmp_path)).failed()
     assert "mount error: The container has no mount namespace of its own" in done.stderr

@@ -1,6 +1,6 @@
-"""nvidia-ctk as scripts call it: documents, their list, and nodes and links in /dev.
+"""nvidia-ctk as scripts call it: CDI specs, their list, and nodes and links in /dev.
 
-How it tells Docker is in test_install_docker.
+The settings that it writes for Docker are tested in test_install_docker.
 """
 
 import json
@@ -29,7 +29,7 @@ _KERNEL = (
 
 @pytest.fixture(scope="module")
 def machine(workspace: Path, installation: Installation) -> Driver:
-    """A driver whose folders are changed here."""
+    """A driver whose folders these tests change."""
     words = ["--gpus=2", "--model=H100", "--mig=0:1g.10gb"]
     return simulate(installation, workspace / "ctk-driver", *words)
 
@@ -41,7 +41,7 @@ def config(workspace: Path, machine: Driver) -> Path:
 
 @pytest.fixture(scope="module")
 def program(workspace: Path, installation: Installation) -> Path:
-    """The name, as gpuhook install --gpus makes it."""
+    """The program's link, as gpuhook install --gpus creates it."""
     link = workspace / "ctk-names" / PROGRAM
     link.parent.mkdir()
     link.symlink_to(installation.bin / "gpuhook-ctk")
@@ -49,7 +49,10 @@ def program(workspace: Path, installation: Installation) -> Path:
 
 
 class Caller:
-    """Calls the program with our configuration; ``in_kernel`` has the driver be the kernel's."""
+    """A function that calls the program with our configuration.
+
+    ``in_kernel`` makes the simulated driver look like the kernel's.
+    """
 
     def __init__(self, program: Path, config: Path, root: Path) -> None:
         self._program = program
@@ -154,7 +157,7 @@ def test_links_are_made_to_existing_nodes(ctk: Caller, tmp_path: Path) -> None:
 
 
 def test_links_are_named_by_the_numbers_of_their_nodes(ctk: Caller, machine: Driver) -> None:
-    """In /dev/char itself, as systemd looks for them."""
+    """The links are in /dev/char itself, where systemd looks for them."""
     ctk.in_kernel("system", "create-dev-char-symlinks").ok()
     folder = machine.root / "dev/char"
     for link in folder.iterdir():

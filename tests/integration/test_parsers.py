@@ -1,6 +1,6 @@
-"""Launcher and runtime_argv read every command line as the real runtimes' own parsers do.
+"""Command lines, which launcher and runtime_argv must read as the real runtimes' parsers do.
 
-Beside the installed runtimes, scripts/test-parsers has those of other releases tested.
+In addition to the installed runtimes, scripts/test-parsers tests those of other releases.
 """
 
 import os
@@ -26,7 +26,7 @@ SHOWN = 10
 
 
 def runtimes() -> Iterator[Runtime]:
-    """Yield the installed runtimes, and those in the root filesystems named to us."""
+    """Yield the installed runtimes, and those in the root filesystems of GPUHOOK_PARSER_ROOTS."""
     for name in ("runc", "crun"):
         path = shutil.which(name)
         if path:
@@ -39,7 +39,7 @@ def runtimes() -> Iterator[Runtime]:
 
 @dataclass
 class Readers:
-    """The three that read a command line: the real runtime, the launcher and Python."""
+    """The three readers of a command line: the real runtime, the launcher and Python."""
 
     real: RealParser
     launcher: Probe
@@ -49,11 +49,11 @@ class Readers:
         return command_lines(self.real.help, SEED)
 
     def creates(self, argv: list[str]) -> bool:
-        """Tell whether the real runtime takes ``argv`` for the creation of a container."""
+        """Return whether the real runtime creates a container for ``argv``."""
         return bool(self.real.ask(argv).specs)
 
     def fault(self, argv: list[str]) -> str:
-        """Say how we misread ``argv``; empty if we don't, or if the real runtime refuses it."""
+        """Return how we misread ``argv``; empty if we don't, or if the real runtime refuses it."""
         verdict = self.real.ask(argv)
         if not verdict.specs:
             return ""
@@ -74,9 +74,10 @@ class Readers:
         return ""
 
     def fault_of_restore(self, argv: list[str]) -> str:
-        """Say so if what makes the runtime read a spec isn't the verb restore.
+        """Return an error if the runtime reads a spec for another reason than the verb restore.
 
-        That verb's words are never read in one way: each may name the bundle (runtime_shim).
+        Arguments of that verb never have only one meaning: each may name the bundle
+        (runtime_shim).
         """
         for index, word in enumerate(argv):
             other = [*argv[:index], "state", *argv[index + 1 :]]
@@ -85,7 +86,7 @@ class Readers:
         return "there is no restore"
 
     def shortened(self, argv: list[str]) -> list[str]:
-        """Leave out of a misread command line all that it is misread without."""
+        """Remove all words from a misread command line that it is misread without."""
         for index in range(len(argv)):
             shorter = argv[:index] + argv[index + 1 :]
             if self.fault(shorter):
@@ -93,7 +94,7 @@ class Readers:
         return argv
 
     def check(self, lines: Iterable[list[str]]) -> None:
-        """Fail and show the shortest command lines that are misread, if some are."""
+        """Fail and show the shortest misread command lines, if any line is misread."""
         wrong = [argv for argv in lines if self.fault(argv)]
         shown = [self.shortened(argv) for argv in sorted(wrong, key=len)[:SHOWN]]
         told = "".join(f"\n{argv}: {self.fault(argv)}" for argv in shown)
@@ -163,7 +164,7 @@ def test_random_command_lines_are_read_as_by_the_runtime(readers: Readers) -> No
 def test_the_low_level_runtime_gets_the_same_arguments(
     readers: Readers, installation: Installation, tmp_path: Path
 ) -> None:
-    """Whatever gpu-py makes of a command line, no word is lost; or it says what stops it."""
+    """gpu-py loses no word of a command line, or it reports why it refuses the line."""
     recording = recorder(tmp_path / "recorder", "")
     config = write_config(tmp_path / "etc", Path("/"), [recording.path])
     (tmp_path / "config.json").write_text("{}")
@@ -188,7 +189,7 @@ def test_the_low_level_runtime_gets_the_same_arguments(
 
 
 def words_of_calls(folder: Path) -> list[list[bytes]]:
-    """Return the words of all calls, the first one first, and forget them."""
+    """Return the words of all calls in their order, and delete the record of the calls."""
     files = sorted(folder.glob("*.argv"), key=lambda path: int(path.stem))
     found = [path.read_bytes().split(b"\0")[2:-1] for path in files]
     for path in folder.iterdir():

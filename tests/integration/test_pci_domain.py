@@ -1,4 +1,4 @@
-"""GPUs in PCI domains above 16 bits, which the kernel spells with as many digits as there are."""
+"""GPUs in PCI domains above 16 bits, which the kernel writes with as many digits as needed."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
 def far(
     request: pytest.FixtureRequest, installation: Installation, workspace: Path
 ) -> Iterator[tuple[str, Driver]]:
-    """A machine whose GPUs are in such a domain: as Intel's VMD has them, and Hyper-V."""
+    """A simulated machine whose GPUs are in such a domain, as with Intel's VMD and Hyper-V."""
     root = workspace / f"domain-{request.param}"
     python = installation.bin / "python"
     run([python, "-c", BUILD, root, request.param]).ok()

@@ -1,7 +1,8 @@
-"""The power goes off while files are written: each is as before or as after, and can be written.
+"""Power cuts while files are written: each file is old or new, and can be written again.
 
-What a disk has at some moment is a copy of the file behind its loop device. The file system doesn't
-write a file's content when it is renamed, as ext4 otherwise does: who renames must.
+The disk's content at a moment is a copy of the file behind its loop device. The file system
+doesn't write a file's content when it is renamed, as ext4 otherwise does. The program that
+renames the file must write it.
 """
 
 import json
@@ -39,7 +40,7 @@ assert os.path.exists(copy), "it renamed fewer files"
 
 
 class Disk:
-    """An ext4 of its own, and how it is found after the power went off."""
+    """A separate ext4 filesystem, and its state after a power cut."""
 
     def __init__(self, installation: Installation, folder: Path) -> None:
         self._installation = installation
@@ -58,7 +59,7 @@ class Disk:
         run([self._installation.command, *words]).ok()
 
     def cut(self, number: int, *words: str | Path) -> None:
-        """Cut the power while gpuhook runs, before the rename of that number or after its end."""
+        """Cut the power while gpuhook runs, before the rename ``number`` or after gpuhook's end."""
         run(["sync", "-f", self.root]).ok()
         places = (self._image, self._copy, self.root / "other")
         python = self._installation.bin / "python"

@@ -1,4 +1,4 @@
-"""The prefork server for the next container: whom it serves, and what it holds."""
+"""The prefork server for the next container: the callers that it serves, and its resources."""
 
 import os
 import re
@@ -47,7 +47,7 @@ def test_next_container_is_served(site: Site) -> None:
 
 @RUNTIMES
 def test_a_container_run_to_its_end_is_served(site: Site) -> None:
-    """But leaves no server running: crun waits for all processes started below it."""
+    """No server is left by this start, because crun waits for all processes started below it."""
     env = {"GPUHOOK_CONFIG": str(site.config)}
     before = time.monotonic()
     site.sees_its_gpus(site.bundle.run(site.installation.runtime, env))
@@ -61,7 +61,7 @@ def test_a_container_run_to_its_end_is_served(site: Site) -> None:
 
 @ONE
 def test_container_without_gpus_is_not_edited(site: Site) -> None:
-    """Words of a request that are none, and no words at all."""
+    """The request names no GPU, or the container has no request at all."""
     site.stand()
     before = site.standing
     request = b"NVIDIA_VISIBLE_DEVICES=0,2"
@@ -133,7 +133,7 @@ def test_an_idle_prefork_server_ends_and_leaves_nothing(site: Site) -> None:
 def test_the_runtime_runs_with_umask_022_for_gpu_containers_only(
     site: Site, tmp_path: Path
 ) -> None:
-    """For a container that gets GPUs, whatever umask the engine has."""
+    """The engine's own umask doesn't matter for a container that gets GPUs."""
     runtime = tmp_path / "runc"
     told = tmp_path / "umask"
     runtime.write_text(f'#!/bin/sh\n[ "$1" != create ] || umask >{told}\nexec runc "$@"\n')
@@ -193,7 +193,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 )
 @ONE
 def test_prefork_server_has_default_priority_limits_and_signals(site: Site) -> None:
-    """Others' containers don't start more slowly, or fail, because its caller's were to."""
+    """The caller's settings must not make other users' containers start more slowly, or fail."""
     limits = ("--fsize=200000000:", "--cpu=100:")
     lends = (sys.executable, "-c", LENDS, "setarch", "-R", "nice", "-n", "19", "prlimit", *limits)
     site.stand(*lends)
@@ -220,7 +220,7 @@ def test_prefork_server_has_default_priority_limits_and_signals(site: Site) -> N
 )
 @RUNTIMES
 def test_the_personality_of_32_bits_does_not_hide_the_gpus(site: Site) -> None:
-    """Libraries go where the container's loader finds them, whether its caller's or another's."""
+    """Libraries go where the container's loader finds them, whichever caller started the server."""
     site.bundle.config.write_bytes(site.plain)
     site.bundle.command("nvidia-smi", "-L")
     site.plain = site.bundle.config.read_bytes()
@@ -229,7 +229,7 @@ def test_the_personality_of_32_bits_does_not_hide_the_gpus(site: Site) -> None:
 
 
 def allowed(target: str, site: Site, pid: int) -> bool:
-    """Tell whether an open file is one that the prefork server needs."""
+    """Return whether an open file is one that the prefork server needs."""
     own = str(site.folder / str(pid))
     launcher = str(site.installation.runtime)
     ours = (str(site.folder), own, launcher, "/dev/null", "anon_inode:[pidfd]")
@@ -243,7 +243,7 @@ def allowed(target: str, site: Site, pid: int) -> bool:
     only="no_cgroup and runc-host",
 )
 def test_prefork_server_is_in_no_cgroup_of_its_caller(site: Site) -> None:
-    """A scope or a pod could not end before it."""
+    """Otherwise a scope or a pod could not end before the server."""
     folder = "/sys/fs/cgroup" + ("" if site.bundle.namespace.cgroups == "v2" else "/devices")
     name = f"{CGROUP_PARENT}-standby"
     group = f"{folder}{name}"
@@ -272,7 +272,7 @@ def test_prefork_server_memory_stays_below_its_limit(site: Site) -> None:
 
 @ONE
 def test_a_hook_worker_imports_nothing(own: Site, tmp_path: Path) -> None:
-    """Whatever the container asks for: all that it needs is there before."""
+    """Everything that any container may need is already imported."""
 
     def is_served() -> bool:
         own.run().ok()
@@ -306,7 +306,7 @@ def test_a_hook_worker_imports_nothing(own: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["docker", "containerd_runc", "containerd_crun"], indirect=True)
 def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> None:
-    """And none waits for the prefork server, nor keeps a container's root for it."""
+    """No container waits for the prefork server, and the server keeps no container's root."""
 
     def start() -> None:
         env = ["NVIDIA_VISIBLE_DEVICES=0,2"]
@@ -327,7 +327,7 @@ def test_containers_of_engines_are_served(engine: Engine, driver: Driver) -> Non
 
 
 def test_no_prefork_server_is_left_below_conmon(podman_runtime: Podman, driver: Driver) -> None:
-    """It waits for all that comes out of a container's start, before it tidies up."""
+    """conmon waits for all processes of a container's start before it cleans up."""
     env = ["NVIDIA_VISIBLE_DEVICES=0,2"]
     inside = seen(podman_runtime.run(image("debian"), *look(driver.minors), env=env))
     assert inside.gpu_minors == {gpu.minor for gpu in driver.chosen(0, 2)}
@@ -349,7 +349,7 @@ def conmons(folder: str) -> list[str]:
 
 
 def servers_of(engine: Engine) -> dict[int, int]:
-    """Return how far each process has come that stands in an engine's mount namespace."""
+    """Return the progress of each prefork process in an engine's mount namespace."""
     namespace = os.stat(f"/proc/{engine.pid or os.getpid()}/ns/mnt").st_ino
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -372,7 +372,7 @@ def servers_of(engine: Engine) -> dict[int, int]:
 )
 @ONE
 def test_each_mount_namespace_has_its_own_prefork_server(site: Site) -> None:
-    """Each has its own, and neither uses the other's."""
+    """Neither server serves callers in the other namespace."""
     site.stand()
     site.works("unshare", "-m", "--propagation", "unchanged")
     assert not site.served
@@ -386,7 +386,7 @@ def test_each_mount_namespace_has_its_own_prefork_server(site: Site) -> None:
 )
 @ONE
 def test_a_caller_in_another_root_is_not_served(site: Site, tmp_path: Path) -> None:
-    """Its paths may be other files, and then those of other containers were edited."""
+    """The caller's paths may lead to other files, so other containers could be edited."""
     root = tmp_path / "root"
     root.mkdir()
     site.stand()
@@ -425,7 +425,7 @@ def test_each_configuration_has_its_own_prefork_server(
 )
 @ONE
 def test_each_installation_has_its_own_prefork_server(site: Site, tmp_path: Path) -> None:
-    """The launcher is part of what is proved: another one's process is not asked."""
+    """The proof includes the launcher, so it doesn't ask another launcher's server."""
     site.stand()
     other = copied(site.installation, tmp_path / "other").runtime
 
@@ -458,7 +458,10 @@ sys.exit(sum(call.wait() != 0 for call in calls))
 def test_concurrent_starts_are_served_by_different_workers(
     site: Site, driver: Driver, low_level: tuple[str, Namespace], tmp_path: Path
 ) -> None:
-    """No two launchers are served by one child. The low-level runtime makes none of the many."""
+    """One worker never serves two launchers.
+
+    The low-level runtime here creates none of the many containers.
+    """
     sham = tmp_path / "sham"
     sham.write_text(SHAM.format(runtime=low_level[0]))
     sham.chmod(0o755)

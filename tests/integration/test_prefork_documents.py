@@ -25,7 +25,7 @@ NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]
 
 
 class Place:
-    """A site whose containers get GPUs 0 and 2 by a document, and what Python did there."""
+    """A site whose containers get GPUs 0 and 2 by a CDI spec, and a log of Python's starts."""
 
     def __init__(self, site: Site, folder: Path) -> None:
         self.site = site
@@ -36,7 +36,7 @@ class Place:
         self.plain = site.plain
 
     def by_gpu_py(self) -> None:
-        """Have gpu-py apply the document, as containers name its devices."""
+        """Let gpu-py apply the CDI spec, with a container that names its devices."""
         text = self.site.config.read_text()
         folder = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.document.parent}"]\n'
         text = text.replace(
@@ -49,13 +49,13 @@ class Place:
         self.plain = self.site.plain = self.site.bundle.config.read_bytes()
 
     def stand(self) -> None:
-        """Start containers as gpu-py does until a prefork server runs."""
+        """Start containers by gpu-py until a prefork server runs."""
         changed, self.site.plain = self.site.plain, self.plain
         self.site.stand_again(())
         self.site.plain = changed
 
     def by_engine(self) -> None:
-        """Have the engine apply the document; gpu-py isn't called for it."""
+        """Let the engine apply the CDI spec, without gpu-py."""
         bundle = self.site.bundle
         bundle.config.write_bytes(self.plain)
         give(bundle, self.document, "0", "2")
@@ -63,11 +63,11 @@ class Place:
         self.site.plain = bundle.config.read_bytes()
 
     def hooks(self) -> int:
-        """Return how often an interpreter was started to be the document's hook."""
+        """Return how often an interpreter was started as the CDI spec's hook."""
         return self.log.read_text().count(f"/{CDI_HOOK} ")
 
     def engine_starts(self, *prefix: str) -> Result:
-        """Start a container as an engine does that has applied the document, by runc or crun."""
+        """Start a container by runc or crun, like an engine that has applied the CDI spec."""
         site = self.site
         site.bundle.config.write_bytes(site.plain)
         runtime = site.low_level
@@ -93,7 +93,7 @@ def place(site: Site, tmp_path: Path) -> Place:
 
 
 def test_prefork_server_serves_cdi_specs_applied_by_an_engine(place: Place) -> None:
-    """Whichever program applied the spec, once another container has left a server running."""
+    """Any program may apply the spec, as soon as another container has left a server running."""
     place.by_engine()
     place.works(place.engine_starts())
     assert place.hooks() == 1
@@ -104,7 +104,7 @@ def test_prefork_server_serves_cdi_specs_applied_by_an_engine(place: Place) -> N
 
 
 def test_prefork_server_serves_cdi_specs_applied_by_gpu_py(place: Place) -> None:
-    """The first by a helper, which stays; the next by a child of that."""
+    """A helper serves the first container and stays; its child serves the next one."""
     place.by_gpu_py()
     place.stand()
     for _ in range(2):
@@ -114,14 +114,14 @@ def test_prefork_server_serves_cdi_specs_applied_by_gpu_py(place: Place) -> None
 
 
 def mounts(result: Result) -> list[str]:
-    """Return what is mounted in a container, where and how, without ids."""
+    """Return the mounts of a container with their places and options, without ids."""
     lines = [line.partition(" - ") for line in result.ok().stdout.splitlines()]
     return sorted(f"{' '.join(way.split()[3:6])} {source}" for way, _, source in lines)
 
 
 @pytest.mark.parametrize("volume", ["", "/usr/share"])
 def test_the_worker_makes_the_same_mounts_as_the_runtime(place: Place, volume: str) -> None:
-    """The same files in the same places and ways; the runtime does where a volume is in the way."""
+    """Files, places and options are the same; the runtime mounts where a volume is in the way."""
     place.by_gpu_py()
     site, bundle = place.site, place.site.bundle
     bundle.command("busybox", "cat", "/proc/self/mountinfo")
@@ -145,7 +145,7 @@ def test_the_worker_makes_the_same_mounts_as_the_runtime(place: Place, volume: s
 
 
 def test_the_hook_makes_the_mounts_where_the_worker_is_gone(place: Place) -> None:
-    """The files that the worker was to mount are in the hook's arguments."""
+    """The hook's arguments contain the files that the worker was to mount."""
     place.by_gpu_py()
     site = place.site
     site.configure("standby = 0")
@@ -161,7 +161,7 @@ def test_the_hook_makes_the_mounts_where_the_worker_is_gone(place: Place) -> Non
 
 @ONE
 def test_a_changed_spec_applies_to_the_next_container(place: Place) -> None:
-    """The process has read it, and follows: the next container gets what it says now."""
+    """The server has already read the spec, and it follows the change."""
     place.by_gpu_py()
     place.stand()
     place.works(place.site.run())
@@ -175,7 +175,7 @@ def test_a_changed_spec_applies_to_the_next_container(place: Place) -> None:
 
 @ONE
 def test_a_restarted_bundle_is_served_again(place: Place) -> None:
-    """Words for the helper of its first start are in its config.json, and lead nowhere."""
+    """config.json still has arguments for the first start's helper, which no longer exists."""
     place.by_gpu_py()
     place.stand()
     site = place.site
@@ -198,7 +198,7 @@ def test_a_restarted_bundle_is_served_again(place: Place) -> None:
 )
 @ONE
 def test_an_engine_in_another_mount_namespace_is_not_served(place: Place) -> None:
-    """Its bundle, its driver may be others there: the hook does its work by itself."""
+    """That namespace may have another bundle or driver, so the hook works without the server."""
     place.by_engine()
     place.stand()
     place.works(place.engine_starts("unshare", "-m", "--propagation", "unchanged"))
@@ -212,7 +212,7 @@ def test_an_engine_in_another_mount_namespace_is_not_served(place: Place) -> Non
 )
 @ONE
 def test_a_request_for_another_process_is_refused(place: Place) -> None:
-    """An answer goes to the process that waits for it, or nothing is done."""
+    """The server answers the process that waits for it, or it does nothing."""
     place.by_engine()
     place.stand()
     site = place.site
@@ -233,7 +233,7 @@ def test_a_request_for_another_process_is_refused(place: Place) -> None:
 
 @ONE
 def test_a_killed_worker_refuses_the_container_with_a_reason(place: Place) -> None:
-    """The container isn't started, and the log says why."""
+    """The container isn't started, and the log contains the reason."""
     place.by_engine()
     place.stand()
     site = place.site
@@ -264,7 +264,7 @@ def test_a_container_outlives_a_killed_prefork_server(place: Place, tmp_path: Pa
 
 
 class KillsChild(threading.Thread):
-    """Kills a worker of a prefork server once it is in a container."""
+    """A thread that kills a worker of a prefork server as soon as it is in a container."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The prefork server ends, hangs or goes stale: the container starts all the same."""
+"""Prefork servers that exit, hang or become stale, while containers start all the same."""
 
 import os
 import random
@@ -59,7 +59,7 @@ def test_a_killed_server_or_watcher_is_replaced(site: Site, which: str) -> None:
 @pytest.mark.parametrize("which", ["server", "watcher", "both"])
 @ONE
 def test_stopped_processes_are_replaced(site: Site, which: str) -> None:
-    """They are never resumed: no start waits, and others replace them."""
+    """Stopped processes are never resumed: no start waits, and other processes replace them."""
     site.stand()
     before = site.processes
     for pid in before:
@@ -77,7 +77,7 @@ def test_stopped_processes_are_replaced(site: Site, which: str) -> None:
 )
 @ONE
 def test_a_server_held_by_a_stopped_debugger_is_bypassed(site: Site, tmp_path: Path) -> None:
-    """Not even the kernel ends it then, and a requester would wait for the debugger."""
+    """Even the kernel doesn't end such a server, and a requester would wait for the debugger."""
     site.stand()
     server, log = site.server, tmp_path / "strace"
     state = Path(f"/proc/{server}/status")
@@ -96,7 +96,7 @@ def test_a_server_held_by_a_stopped_debugger_is_bypassed(site: Site, tmp_path: P
 
 @ONE
 def test_a_server_stopped_at_any_moment_blocks_no_container(site: Site) -> None:
-    """Before the question is read, before the answer, or in its midst: the container starts."""
+    """The stop comes before the request is read, before the answer, or in the middle of it."""
     site.configure("standby = 3")
     site.stand()
     chance = random.Random(4712)  # noqa: S311 - any moment will do
@@ -117,13 +117,13 @@ def test_a_server_stopped_at_any_moment_blocks_no_container(site: Site) -> None:
 
 
 def status_of(pid: int) -> str:
-    """Return what /proc says of a process, and what ends it has."""
+    """Return the status and the timers of a process from /proc."""
     return "".join(Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "timers"))
 
 
 @ONE
 def test_all_stopped_prefork_processes_end(site: Site) -> None:
-    """A child too, wherever it was on its way to the answer: so no launcher waits for more."""
+    """A worker exits, too, wherever it was on its way to the answer: no launcher waits longer."""
     site.stand()
     server = site.server
     results: list[Result] = []
@@ -165,7 +165,7 @@ def test_all_stopped_prefork_processes_end(site: Site) -> None:
 def test_a_worker_stopped_right_after_its_fork_blocks_no_container(
     site: Site, tmp_path: Path
 ) -> None:
-    """A child that has just been forked: no parent is left to kill it, and no timer is set yet."""
+    """The worker has no parent that could kill it, and it hasn't set a timer yet."""
     site.stand()
     stops = "inject=prctl:retval=0:signal=STOP"  # instead of the call that has it die with us
     tracing = ["strace", "-f", "-p", str(site.server), "-e", "trace=prctl", "-e", stops]
@@ -196,7 +196,7 @@ def test_a_worker_stopped_right_after_its_fork_blocks_no_container(
 @pytest.mark.parametrize("how", ["killed", "unit"])
 @ONE
 def test_a_container_outlives_an_ended_prefork_server(site: Site, how: str, tmp_path: Path) -> None:
-    """A process is killed, or systemd stops the unit with all of them."""
+    """The server is killed, or systemd stops the unit with all its processes."""
 
     def end(server: int) -> None:
         if how == "killed":
@@ -217,7 +217,7 @@ def test_a_container_outlives_an_ended_prefork_server(site: Site, how: str, tmp_
 )
 @ONE
 def test_containers_are_served_where_no_signals_can_be_queued(site: Site) -> None:
-    """It's one number for all of root's: a container whose root is the host's may use it up."""
+    """All of root's processes share the number; a container with the host's root may use it up."""
     prefix = "prlimit", "--sigpending=0:"
     site.stand(*prefix)
     site.works(*prefix)
@@ -231,7 +231,7 @@ def test_containers_are_served_where_no_signals_can_be_queued(site: Site) -> Non
 )
 @ONE
 def test_a_server_stopped_while_it_starts_has_a_kill_timer(site: Site, tmp_path: Path) -> None:
-    """It has the lock already: unless it was killed, no other could ever serve."""
+    """The server already has the lock: unless it is killed, no other server can ever serve."""
     site.stand()
     site.clear()
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
@@ -260,7 +260,7 @@ def test_a_server_stopped_while_it_starts_has_a_kill_timer(site: Site, tmp_path:
 )
 @ONE
 def test_a_stopped_worker_is_killed_and_the_container_starts(site: Site) -> None:
-    """The one that is ahead has no end of its own: its parent kills it, and a container starts."""
+    """The spare worker has no kill timer, so its parent kills it, and a container starts."""
     site.stand()
     child = site.ahead
     os.kill(child, signal.SIGSTOP)
@@ -275,7 +275,7 @@ def test_a_stopped_worker_is_killed_and_the_container_starts(site: Site) -> None
 
 @ONE
 def test_a_killed_worker_is_replaced(site: Site) -> None:
-    """The one that is ahead: there is another for a question, or that start goes its own way."""
+    """Another spare worker serves the next request, or that start works without the server."""
     site.stand()
     server = site.server
     for at_once in (False, True):
@@ -298,9 +298,10 @@ def test_a_killed_worker_is_replaced(site: Site) -> None:
 )
 @ONE
 def test_with_all_slots_taken_a_container_starts_without_the_server(site: Site) -> None:
-    """By launchers that have ended before they asked: the ordinary way, until they are freed.
+    """The slots belong to launchers that exited before they sent a request.
 
-    One that is merely late finds the end of what it reads, and goes that way, too.
+    Containers start the ordinary way until the slots are free. A launcher that is only late
+    reads the end of its file, and then starts that way, too.
     """
     site.stand()
     for slot in range(SLOT_COUNT):
@@ -317,7 +318,7 @@ def test_with_all_slots_taken_a_container_starts_without_the_server(site: Site) 
 
 @ONE
 def test_stale_names_of_other_processes_are_removed(site: Site) -> None:
-    """As are left where all was killed, and the numbers are others' now."""
+    """Names remain where all processes were killed, and other processes have the numbers now."""
     site.stand()
     site.clear()
     for path in site.folder.iterdir():
@@ -340,7 +341,7 @@ def test_folder_that_others_may_enter_is_not_used(site: Site) -> None:
 
 
 def test_kills_at_any_moment_refuse_only_containers_being_injected(site: Site) -> None:
-    """None is lost but one that was being injected, and that one is refused in a sentence."""
+    """A kill stops only a container that is being injected, which is refused with a message."""
     site.configure("standby = 3")
     site.stand()
     chance = random.Random(4713)  # noqa: S311 - any moment will do
@@ -418,13 +419,13 @@ def test_a_changed_configuration_applies_at_once_and_ends_the_server(site: Site)
 
 
 def touch(path: Path) -> None:
-    """Change nothing but when the file was last changed, as one who writes in it would."""
+    """Change only the time of the file's last change, as a write would."""
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def replace(path: Path) -> None:
-    """Put a copy of the file into its place, as packages and pip do."""
+    """Replace the file by a copy, as packages and pip do."""
     copy = path.with_name(f"{path.name}.new")
     shutil.copy2(path, copy)
     copy.replace(path)

@@ -11,7 +11,7 @@ from harness.namespaces import HOLD, held
 def test_programs_of_each_root_are_recorded_separately(
     roots: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next root may have the device and the inode of one that is gone."""
+    """A root that is mounted next can get the device and inode numbers of a root that is gone."""
     monkeypatch.setattr(ran, "ACTIVE", True)
     monkeypatch.setattr(ran, "_noted", set())
     root, work = tmp_path / "root", tmp_path / "work"

@@ -1,6 +1,6 @@
-"""scripts/release builds everything twice, with checksums and a bill of materials.
+"""Results of scripts/release: everything built twice, checksums and a bill of materials.
 
-The image is left out: that it is the same each time is shown with the image itself.
+The image is left out. The tests of the image itself show that it is the same each time.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""gpuhook repair gives a running container back exactly the devices that it lost."""
+"""gpuhook repair, which restores exactly the devices that a running container has lost."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ SLEEP = ("sleep", "1000")
 
 
 class Running:
-    """A container that goes on running, and the command line that repairs it."""
+    """A running container, and the command line that repairs it."""
 
     def __init__(self, bundle: Bundle, runtime: str, command: Path, config: str) -> None:
         self.bundle = bundle
@@ -53,13 +53,16 @@ class Running:
         self._config = config
 
     def opens(self, node: str) -> str:
-        """Return what open() gives inside: ENXIO is an allowed device without a driver."""
+        """Return the result of open() inside the container.
+
+        ENXIO stands for an allowed device without a driver.
+        """
         done = self.bundle.call(self._runtime, "exec", self.bundle.name, "devopen", node).ok()
         return done.stdout.split()[1]
 
     @property
     def cgroup(self) -> str:
-        """The folder of the container's cgroup."""
+        """Return the folder of the container's cgroup."""
         v2 = self.bundle.namespace.cgroups == "v2"
         path = self.bundle.spec()["linux"]["cgroupsPath"]
         return f"/sys/fs/cgroup{'' if v2 else '/devices'}{path}"
@@ -72,27 +75,27 @@ class Running:
             self.bundle.call("sh", "-ec", f"echo {pid} >{self.cgroup}/{name}/cgroup.procs").ok()
 
     def allows(self, node: Path, below: str = "") -> str:
-        """Return what open() of a node on the host gives in the container's cgroup, or below."""
+        """Return the result of open() on a node of the host, in the container's cgroup or below."""
         program = self.bundle.root / "usr/local/bin/devopen"
         script = f"echo $$ >{self.cgroup}{below}/cgroup.procs && exec {program} {node}"
         return self.bundle.call("sh", "-c", script).ok().stdout.split()[1]
 
     def make_node(self, minor: int) -> str:
-        """Let the container make a node of a GPU that it wasn't given."""
+        """Make a node in the container for a GPU that isn't allocated to it."""
         node = f"/dev/made-{minor}"
         words = ("busybox", "mknod", node, "c", "195", str(minor))
         self.bundle.call(self._runtime, "exec", self.bundle.name, *words).ok()
         return node
 
     def lose(self, script: str = "", below: str = "") -> None:
-        """Take the container's devices away behind its back, with v1 by another script."""
+        """Remove the access to the container's devices; with cgroup v1, by ``script`` if given."""
         layout = "v2" if self.bundle.namespace.cgroups == "v2" else "v1"
         cgroup = self.bundle.spec()["linux"]["cgroupsPath"]
         chosen = script if script and layout == "v1" else LOSE[layout]
         self.bundle.call("sh", "-ec", chosen, "sh", cgroup + below).ok()
 
     def explained(self) -> list[str]:
-        """Return which nodes gpuhook explain says that the container has lost."""
+        """Return the nodes that gpuhook explain reports as lost by the container."""
         words = ("explain", "--config", self._config, "--format=json", self.bundle.name)
         found = json.loads(self.bundle.call(self._command, *words).ok().stdout)
         missing: list[str] = found["container"]["missing_nodes"]
@@ -105,7 +108,7 @@ class Running:
 
 @pytest.fixture
 def started(bundle: Bundle, installation: Installation) -> Iterator[Callable[..., Running]]:
-    """Start the bundle's container with a configuration, and leave it running."""
+    """A function that starts the bundle's container with a configuration and leaves it running."""
     runtime = bundle.runtime
 
     def start(config: Path, *command: str) -> Running:
@@ -167,7 +170,7 @@ def test_repair_restores_exactly_the_lost_devices(running: Running, driver: Driv
 def test_access_is_restored_in_a_cgroup_below_the_containers(
     running: Running, driver: Driver
 ) -> None:
-    """With v1 that has a list of its own."""
+    """With cgroup v1, a cgroup below the container's has its own list of allowed devices."""
     node = driver.root / f"dev/nvidia{driver.gpus[0].minor}"
     running.move_into("below")
     running.lose(LOSE_RULES)
@@ -186,7 +189,7 @@ def test_access_is_restored_in_a_cgroup_below_the_containers(
 
 
 def test_without_a_loss_repair_reports_nothing_missing(running: Running) -> None:
-    """By the rules that gpu-py wrote into config.json: the low-level runtime's own program."""
+    """The low-level runtime already allows the devices, by the rules that gpu-py wrote."""
     name = running.bundle.name
     assert running.repair(name).ok().stdout == f"{name}: nothing was missing\n"
 
@@ -203,7 +206,7 @@ def test_a_node_mounted_by_the_container_itself_is_not_given(
     configs: dict[str, Path],
     driver: Driver,
 ) -> None:
-    """Its first process mounts a node of another tenant's GPU, in a user namespace of its own."""
+    """In its own user namespace, the first process mounts a node of another tenant's GPU."""
     theirs = driver.gpus[5].minor
     make = f"busybox mknod /dev/made c 195 {theirs}"
     steal = f"{make} && exec ownmount /dev/made /dev/full /mark"
@@ -230,7 +233,7 @@ def test_mode_spec_is_repaired_from_config_json(
     driver: Driver,
     tmp_path: Path,
 ) -> None:
-    """There is no record, because no hook was there to write one."""
+    """No hook runs in mode spec, so no record exists."""
     config = write_config(tmp_path / "etc", driver.root, low_level[:1], 'mode = "spec"\n')
     one = started(config)
     mine, theirs = (f"/dev/nvidia{driver.gpus[index].minor}" for index in (0, 5))
@@ -249,7 +252,7 @@ def test_without_a_record_repair_is_refused(
     driver: Driver,
     tmp_path: Path,
 ) -> None:
-    """As for a container that another hook gave its GPUs: its config.json allows none."""
+    """This container is like one whose GPUs come from another hook: its config.json allows none."""
     config = write_config(tmp_path / "etc", driver.root, low_level[:1])
     one = started(config)
     [record] = (tmp_path / "etc/state/containers").iterdir()
@@ -269,7 +272,7 @@ def test_without_a_record_repair_is_refused(
 def test_repair_warns_that_daemon_reload_removes_hook_only_access(
     started: Callable[..., Running], configs: dict[str, Path], bundle: Bundle, driver: Driver
 ) -> None:
-    """systemd, whose scope the cgroup is, has its rules from config.json."""
+    """The cgroup is a scope of systemd, which has its device rules from config.json."""
     path = bundle.spec()["linux"]["cgroupsPath"]
     bundle.change(lambda spec: spec["linux"].update(cgroupsPath=f"{path}.scope"))
     one = started(configs[bundle.runtime])
@@ -295,7 +298,7 @@ def a_docker(request: pytest.FixtureRequest) -> Docker:
 def test_a_docker_container_is_repaired_by_its_docker_name(
     a_docker: Docker, installation: Installation, configs: dict[str, Path], driver: Driver
 ) -> None:
-    """A container that docker update has taken the device away from, by the name it has there."""
+    """The container has lost its device, as after docker update, and is named as in Docker."""
     node = f"/dev/nvidia{driver.gpus[3].minor}"
     options = ["--detach", "--runtime=gpu-py", "--name=web", "-e", "NVIDIA_VISIBLE_DEVICES=3"]
     a_docker.call("run", *options, image("busybox"), "sleep", "1000").ok()

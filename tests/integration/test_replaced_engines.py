@@ -1,4 +1,4 @@
-"""Engines of a folder in place of the system's, as ``scripts/test --engines`` runs the tests."""
+"""Engines of a folder that replace the system's, as ``scripts/test --engines`` runs the tests."""
 
 import shutil
 from collections.abc import Callable
@@ -13,7 +13,7 @@ With = Callable[..., str]
 
 @pytest.fixture
 def replaced(tmp_path: Path) -> With:
-    """Return a function that runs a shell line where a folder's programs replace the system's."""
+    """A function that runs a shell line with a folder's programs in place of the system's."""
     folder = tmp_path / "engines"
     folder.mkdir()
     for name in ("runc", "gpuhook-test-engine"):
@@ -37,7 +37,7 @@ def test_a_program_is_replaced_at_its_absolute_path(replaced: With) -> None:
 
 
 def test_a_program_is_replaced_in_an_overlay_of_its_folder(replaced: With, tmp_path: Path) -> None:
-    """Since 1.2 runc starts its own second process from there."""
+    """Since version 1.2, runc starts its own second process from such an overlay."""
     place = Path(shutil.which("runc") or "").resolve()
     (tmp_path / "seen").mkdir()
     (tmp_path / "empty").mkdir()

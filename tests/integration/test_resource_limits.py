@@ -1,4 +1,4 @@
-"""Limits that [gpuhook.containers] raises: of real containers, by what their programs see."""
+"""Limits that [gpuhook.containers] raises, as programs in real containers see them."""
 
 import json
 import resource
@@ -27,7 +27,7 @@ GPU = "NVIDIA_VISIBLE_DEVICES=0"
 
 
 def memlock() -> str:
-    """Return the memlock limit that this machine's root can give."""
+    """Return the memlock limit that root can set on this host."""
     hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     infinite = may_raise_memlock() or hard == resource.RLIM_INFINITY
     return "unlimited" if infinite else str(hard // 1024)
@@ -78,7 +78,7 @@ def test_a_container_with_devices_gets_the_raised_limits(
 
 
 def resizing(bundle: Bundle, driver: Driver, runtime: str) -> Path:
-    """Return a config.toml that raises limits, and let the bundle print its own."""
+    """Return a config.toml that raises limits, and make the container print its own limits."""
     bundle.command(*LOOK)
     return settings(bundle.path / "etc", driver, runtime)
 
@@ -86,7 +86,7 @@ def resizing(bundle: Bundle, driver: Driver, runtime: str) -> Path:
 def test_the_hook_alone_resizes_only_dev_shm(
     bundle: Bundle, installation: Installation, low_level: tuple[str, Namespace], driver: Driver
 ) -> None:
-    """The runtime sets the process's limits after it, so it can only resize /dev/shm."""
+    """The runtime sets the process's limits after the hook, so the hook only resizes /dev/shm."""
     config = resizing(bundle, driver, low_level[0])
     bundle.prestart(installation.hook, config)
     before = limits(bundle.run(low_level[0]))
@@ -170,7 +170,7 @@ def test_a_tmpfs_volume_at_dev_shm_is_unchanged(
     driver: Driver,
     options: str,
 ) -> None:
-    """A user's volume may have any size, and only an engine names its own one shm."""
+    """A user's volume may have any size, and only an engine's own tmpfs has the name shm."""
     folder = bundle.path / "volume"
     folder.mkdir()
     name = "other" if options == "size=64m" else "shm"
@@ -193,7 +193,7 @@ def test_a_tmpfs_volume_at_dev_shm_is_unchanged(
 
 
 def wrapper(folder: Path, installation: Installation, config: Path) -> Path:
-    """Return a runtime for engines that pass no environment on."""
+    """Return a runtime script that sets the environment for engines that pass none on."""
     folder.mkdir(exist_ok=True)
     runtime = folder / "runtime"
     runtime.write_text(
@@ -206,7 +206,7 @@ def wrapper(folder: Path, installation: Installation, config: Path) -> Path:
 def test_podman_containers_with_devices_get_the_raised_limits(
     workspace: Path, host: Namespace, installation: Installation, archive: Path, driver: Driver
 ) -> None:
-    """It mounts a tmpfs of its own on the host, and that at /dev/shm, in a pod for all of it."""
+    """podman mounts a tmpfs on the host, and then at /dev/shm; all containers of a pod share it."""
     folder = workspace / "raised-podman"
     config = settings(workspace / "raised-podman-etc", driver, "runc")
     runtime = wrapper(workspace / "raised-podman-bin", installation, config)

@@ -1,4 +1,4 @@
-"""podman of an ordinary user, who also installs gpuhook for himself."""
+"""podman for an ordinary user, with gpuhook installed by that user."""
 
 import json
 import os
@@ -21,7 +21,7 @@ PODMAN = ("podman", "--storage-driver=vfs", "--cgroup-manager=cgroupfs")
 
 @dataclass(frozen=True)
 class User:
-    """An ordinary user with a home, in a namespace of his own where crun runs."""
+    """An ordinary user with a home, in a separate namespace where crun runs."""
 
     home: Path
     namespace: Namespace
@@ -47,7 +47,7 @@ class User:
         devices: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
     ) -> Result:
-        """Run a command in a container on the root below the user's home."""
+        """Run a command in a container whose root filesystem is below the user's home."""
         words = [*PODMAN, f"--runtime={runtime}", "run", "--rm", "--network=none", *options]
         words += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
         words += [word for setting in env for word in ("--env", setting)]
@@ -63,7 +63,7 @@ def user(
     podman_config: Path,
     installation: Installation,
 ) -> Iterator[User]:
-    """A user with only one id in the user namespace: there are no subordinate ids."""
+    """A user with only one id in the user namespace, because no subordinate ids exist."""
     for file, line in (
         ("/etc/passwd", f"{NAME}:x:{UID}:{UID}::{workspace}/home:/bin/sh\n"),
         ("/etc/group", f"{NAME}:x:{UID}:\n"),
@@ -86,7 +86,7 @@ def user(
 def _open_folders(entered: Namespace, *also: Path) -> None:
     """Let the user reach the interpreter that gpuhook was installed with, wherever it is.
 
-    Folders on the way that are closed are covered by an open copy of themselves.
+    An open copy covers each closed folder on the way.
     """
     python = Path(os.path.realpath("/proc/self/exe"))
     for path in (python, *also):
@@ -103,7 +103,7 @@ def _open_folders(entered: Namespace, *also: Path) -> None:
 def installed(
     request: pytest.FixtureRequest, user: User, installation: Installation
 ) -> Iterator[User]:
-    """The user with gpuhook installed for him, as a runtime and as a hook of every stage."""
+    """The user, with gpuhook installed for that user as a runtime and as a hook of each stage."""
     command = installation.command
     done = user.call(command, "install", "--engine=podman", f"--hook={request.param}").ok()
     assert f"{user.home}/.config/containers/containers.conf.d/99-gpuhook.conf" in done.stdout
@@ -129,7 +129,7 @@ def test_requested_gpus_are_in_a_rootless_container(
 def test_gpus_are_given_without_cgroups(
     user: User, driver: Driver, installation: Installation
 ) -> None:
-    """podman refuses it to runtimes that aren't in a list of its own."""
+    """podman accepts --cgroups=disabled only for runtimes in its own list."""
     options, env = ("--cgroups=disabled",), ("NVIDIA_VISIBLE_DEVICES=0,2",)
     user.call(installation.command, "install", "--engine=podman").ok()
     try:
@@ -197,7 +197,7 @@ def test_a_rootless_container_without_a_request_has_no_gpu(installed: User) -> N
 def test_an_exclusive_device_is_refused_to_a_second_container_of_the_user(
     installed: User, installation: Installation, runtime: str
 ) -> None:
-    """The user's containers know of each other by records of the user's own."""
+    """The containers of a user know of each other through the user's own records."""
     before = installed.config.read_text()
     own = Path(f"/run/user/{UID}")  # the session has a /run of its own
     own.mkdir(parents=True)
@@ -227,7 +227,7 @@ def test_an_exclusive_device_is_refused_to_a_second_container_of_the_user(
 
 @pytest.fixture
 def cdi(user: User, installation: Installation, tmp_path: Path) -> Iterator[User]:
-    """The user where root has made a document of the machine that the user's configuration has."""
+    """The user, and a CDI spec that root has made with the user's configuration."""
     made = generate(installation, user.config, tmp_path)
     document = Path("/etc/cdi/nvidia.json")  # the session has an /etc of its own
     document.parent.mkdir(exist_ok=True)
@@ -244,7 +244,7 @@ def test_gpus_requested_by_cdi_name_are_in_a_rootless_container(cdi: User, drive
 
 
 def test_a_cdi_spec_of_root_is_used_unless_world_writable(installed: User) -> None:
-    """Root's document: in the user's namespaces, its owner has no number."""
+    """In the user's namespaces, the owner of root's CDI spec has no number."""
     device = {"name": "a", "containerEdits": {"env": ["MAKER_A=1"]}}
     whole = {"cdiVersion": "0.5.0", "kind": "maker.example/card", "devices": [device]}
     document = Path("/etc/cdi/maker.json")

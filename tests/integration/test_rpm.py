@@ -1,7 +1,8 @@
-"""The packages of rpm, which are made of Debian's.
+"""RPM packages, which are made from Debian's.
 
-They are installed into a copy of this Debian by its rpm, because no distribution that has them can
-be reached from everywhere: what they depend on is compared with Debian's, and not resolved.
+The tests install them with rpm into a copy of this Debian system, because no distribution that
+uses them can be reached from everywhere. The tests compare the dependencies with Debian's and
+don't resolve them.
 """
 
 import os
@@ -34,7 +35,10 @@ DAEMON_JSON = '{\n  "log-level": "warn"\n}\n'
 
 @cache
 def rpm() -> tuple[str, ...]:
-    """Return how rpm is called: the packages that Debian has are no dependencies to it."""
+    """Return the words that call rpm without dependency checks.
+
+    rpm doesn't count installed Debian packages as dependencies.
+    """
     # Before version 6 Debian's would rather have packages converted.
     force = ["--force-debian"] if "--force-debian" in run(["rpm", "--help"]).ok().stdout else []
     return ("rpm", *force, "--dbpath=/var/lib/rpm", "--nodeps")
@@ -102,7 +106,7 @@ def test_rpm_has_the_files_of_the_debian_package(
 def test_rpm_requires_the_libraries_of_the_debian_package(
     name: str, packages: dict[str, Path], rpms: dict[str, Path]
 ) -> None:
-    """By the names that Python's packages have there, of the same versions."""
+    """RPM names a library python3dist(NAME) or python3-NAME, in the same version as Debian."""
     depends = run(["dpkg-deb", "--field", packages[name], "Depends"]).ok().stdout
     wanted = dict(re.findall(r"python3-([a-z0-9-]+) \(>= ([0-9.]+)\)", depends))
     if "yaml" in wanted:
@@ -169,7 +173,7 @@ def test_each_additional_package_is_installed_and_removed_completely(
 
 
 def test_an_upgrade_of_gpuhook_alone_names_the_missing_package(system: Debian) -> None:
-    """As where an older gpuhook had the units, and one is enabled."""
+    """An older gpuhook had the units in its own package, and one of them is enabled."""
     wants = system.root / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir(parents=True, exist_ok=True)
     (wants / "gpuhook-metrics.service").symlink_to(
@@ -187,7 +191,7 @@ def test_an_upgrade_of_gpuhook_alone_names_the_missing_package(system: Debian) -
 
 
 def test_yaml_is_found_in_site_packages_at_a_container_start(system: Debian) -> None:
-    """In site-packages, which Debian's Python of the system hasn't; a start looks for it itself."""
+    """Debian's system Python has no site-packages, so a container start searches it itself."""
     system.call(*rpm(), "-i", "/gpuhook.rpm")
     where = (
         "import sys; print(f'/usr/{sys.platlibdir}/python3.{sys.version_info[1]}/site-packages')"

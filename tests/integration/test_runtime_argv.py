@@ -1,4 +1,4 @@
-"""gpu-py takes every command line that engines and people give to runc and crun."""
+"""Command lines that engines and people use for runc and crun, which gpu-py accepts."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ COMMAND_LINES: dict[str, tuple[list[str], list[str]]] = {
 
 
 def fill(words: list[str], bundle: Bundle, folder: Path) -> list[str]:
-    """Put the places of this test into ``words``."""
+    """Replace the placeholders in ``words`` by the paths of this test."""
     places = {
         "root": folder / "runtime",
         "bundle": bundle.path,
@@ -114,7 +114,7 @@ def test_an_ambiguous_bundle_option_is_refused(bundle: GpuBundle, words: list[st
 def test_another_config_without_a_device_request_is_left_to_the_runtime(
     bundle: GpuBundle, spelled: list[str]
 ) -> None:
-    """crun reads it in place of the bundle's; runc knows no such option, and says so itself."""
+    """crun reads the other config in place of the bundle's, and runc reports the unknown option."""
     bundle.command("echo", "from the other")
     other = bundle.path / "other.json"
     bundle.config.rename(other)
@@ -134,7 +134,7 @@ def test_another_config_without_a_device_request_is_left_to_the_runtime(
 )
 @RUNTIMES
 def test_another_config_that_asks_for_a_gpu_is_refused(bundle: GpuBundle, driver: Driver) -> None:
-    """It is refused, whatever the bundle's own says, unless both are one file."""
+    """gpu-py refuses it whatever the bundle's config contains, unless both are one file."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")
     bundle.command(*look())
     asking = bundle.config.read_text()
@@ -174,7 +174,7 @@ def test_an_unreadable_config_option_fails_with_the_runtimes_own_error(
 def test_gpu_py_works_when_started_through_a_symlink(
     bundle: GpuBundle, driver: Driver, tmp_path: Path
 ) -> None:
-    """/usr/local/bin/gpu-py may lead into a virtual environment."""
+    """/usr/local/bin/gpu-py may be a link into a virtual environment."""
     link = tmp_path / "gpu-py"
     link.symlink_to(bundle.gpu_py)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=5")

@@ -1,4 +1,4 @@
-"""Everything but create and run goes to the low-level runtime as it came."""
+"""Command lines other than create and run, which go to the low-level runtime unchanged."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ def test_a_command_line_without_a_verb_passes_through_unchanged(
 def test_the_environment_passes_through_and_does_not_affect_gpu_py(
     installation: Installation, recording: Recorder, config: Path, tmp_path: Path
 ) -> None:
-    """The low-level runtime gets what our caller had, and Python and the loader get none."""
+    """The low-level runtime gets the caller's environment. Python and the loader get none of it."""
     trap = tmp_path / "sitecustomize.py"
     trap.write_text("raise SystemExit('code of the caller ran')\n")
     environ = {
@@ -102,7 +102,6 @@ def test_the_environment_passes_through_and_does_not_affect_gpu_py(
 
 
 def test_output_of_real_runtimes_is_unchanged_for_other_verbs(bundle: GpuBundle) -> None:
-    """The runtime's own output is printed."""
     low_level = str(bundle.settings).split("/")[-2]
     for words in (["--version"], ["state", "no-such-container"], ["list"], ["no-such-verb"]):
         ours = bundle.call(bundle.gpu_py, *words, env=bundle.env)

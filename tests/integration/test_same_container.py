@@ -1,7 +1,7 @@
-"""A container holds the same, whichever way its GPUs were asked for.
+"""Content of a container, which is the same for each way to request its GPUs.
 
-What mode hook makes is what the others are compared with. Where they differ because they must,
-the difference stands here with its reason.
+Mode hook is the reference for the other ways. Each necessary difference is listed here with
+its reason.
 """
 
 import json
@@ -49,7 +49,10 @@ def start(
     kind: str,
     tmp_path: Path,
 ) -> Start:
-    """Start a container on a fresh root; return what it holds beyond one without GPUs."""
+    """A function that starts a container on a fresh root.
+
+    It returns the content in addition to that of a container without GPUs.
+    """
     numbers = iter(range(9))
 
     def content(runtime: str | Path, mode: str, env: tuple[str, ...]) -> Content:
@@ -68,7 +71,7 @@ def start(
 
 @pytest.fixture
 def reference(start: Start) -> Content:
-    """Content of a container in mode hook, for ids and all capabilities."""
+    """Content of a container in mode hook that asks for GPUs by id and for all capabilities."""
     made = start("hook", *ASK)
     assert (len(made.nodes), len(made.files) > 50, len(made.rows) > 20) == (10, True, True), made
     assert {"/proc/driver/nvidia/params", "/etc/vulkan/icd.d/nvidia_icd.json"} < {*made.digests}
@@ -80,7 +83,7 @@ def reference(start: Start) -> Content:
 def documents(
     installation: Installation, configs: dict[str, Path], driver: Driver, tmp_path: Path
 ) -> tuple[Path, Path]:
-    """Ours, and one by which containers see the driver in /proc."""
+    """Two CDI specs: gpuhook's, and one that lets containers see the driver in /proc."""
     made = generate(installation, configs["runc"], tmp_path / "cdi")
     return made, write_kernel(driver, made.parent)
 
@@ -98,7 +101,7 @@ def test_cdi_specs_give_the_same_container_as_mode_hook(
 
 @pytest.fixture
 def closed(installation: Installation, tmp_path: Path) -> dict[str, Path]:
-    """Programs by name, called with umask 077, as hardened machines have it for everything."""
+    """Programs by name, each called with umask 077, as hardened hosts set for all programs."""
     made = {}
     for name, program in (("runc", "runc"), ("gpu-py", installation.runtime)):
         made[name] = tmp_path / f"closed-{name}"
@@ -145,7 +148,7 @@ def test_the_engines_umask_does_not_change_the_container(
 
 @pytest.fixture(scope="module")
 def engine(workspace: Path, archive: Path, driver: Driver) -> Iterator[Podman]:
-    """A podman that calls runc, on a machine that has the driver in /proc."""
+    """A podman that calls runc, on a host with the driver in /proc."""
     runc = path_of("runc")
     with (
         in_kernel(driver) as entered,
@@ -210,7 +213,7 @@ def linked_by_mounts(content: Content) -> Content:
 
 
 def without(content: Content, undone: list[dict[str, str]]) -> Content:
-    """Return content without what steps make, and without folders that hold nothing else."""
+    """Return content without the results of skipped steps, and without folders left empty."""
     kinds = {step["kind"] for step in undone}
     places = tuple(step["destination"] for step in undone if "destination" in step)
     files, mounts, digests = (

@@ -1,4 +1,4 @@
-"""The pictures in the documents show what the commands print today."""
+"""Pictures in the documentation, which show the current output of the commands."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,10 @@ SAME_EVERYWHERE = ("stats", "list", "explain")
 
 
 def words(picture: Path) -> list[str]:
-    """Return the texts of a picture: how rich draws around them depends on its version."""
+    """Return the texts of a picture.
+
+    The drawing around them depends on rich's version.
+    """
     return re.findall(r"<text [^>]*>([^<]*)</text>", picture.read_text())
 
 

@@ -1,4 +1,4 @@
-"""The vendor of tests/vendors in an installed gpuhook: its NPUs in real containers."""
+"""The vendor of tests/vendors in an installed gpuhook, with its NPUs in real containers."""
 
 import json
 import re
@@ -29,7 +29,7 @@ ASK = "ACME_VISIBLE_DEVICES"
 
 @pytest.fixture(scope="module")
 def acme(installation: Installation, workspace: Path) -> Iterator[Installation]:
-    """A copy of the installation that knows ACME: its files, an import and an entry more."""
+    """A copy of the installation with ACME added: its files, an import and an entry."""
     old, copy = installation.bin.parent, workspace / "acme-installed"
     shutil.copytree(old, copy, symlinks=True)
     [package] = copy.glob("lib/python3*/site-packages/gpuhook")
@@ -50,7 +50,7 @@ def acme(installation: Installation, workspace: Path) -> Iterator[Installation]:
 def devices(
     request: pytest.FixtureRequest, acme: Installation, workspace: Path
 ) -> Iterator[Devices]:
-    """Its machine, simulated by that installation."""
+    """Devices of ACME's machine, which that installation simulates."""
     with request.cls.case.machine(acme, workspace) as found:
         yield found
 
@@ -64,13 +64,13 @@ def expected(npus: Devices, *labels: int | str, opened: str = "ENXIO") -> dict[s
 
 
 def absent(config: Path, setting: str) -> None:
-    """Have ACME's driver root be missing, and the configuration say what that means."""
+    """Configure a missing driver root for ACME, and the setting for missing drivers."""
     text = re.sub(r"acme=[^\"]*", "acme=/nonexistent", config.read_text())
     config.write_text(text.replace("[gpuhook]\n", f'[gpuhook]\nmissing-driver = "{setting}"\n'))
 
 
 class TestAcme(Contract):
-    """Four NPUs on two boards; 1 is split, 3 is being reset."""
+    """Containers with ACME's four NPUs on two boards; NPU 1 is split, NPU 3 is being reset."""
 
     case = Case(
         vendor="acme",
@@ -134,7 +134,7 @@ class TestAcme(Contract):
     def test_the_prefork_server_gives_npus_and_sees_their_state_change(
         self, bundle: Bundle, driver: Driver, devices: Devices, tmp_path: Path
     ) -> None:
-        """And notices what becomes of its devices."""
+        """The NPU goes into reset after the first container, so the second container fails."""
         site = Site(bundle, devices.installation, driver, bundle.runtime, tmp_path)
         state = devices.root / "sys/class/acme/acme0/state"
         try:
@@ -169,7 +169,7 @@ class TestAcme(Contract):
     def test_a_request_for_all_of_an_absent_vendor_follows_the_setting(
         self, bundle: Bundle, config: Path, devices: Devices, setting: str
     ) -> None:
-        """By the runtime, and by the hook that podman adds."""
+        """The setting applies to the runtime and to the hook that podman adds."""
         absent(config, setting)
         bundle.environ(f"{ASK}=all")
         bundle.command(*self.case.look)
@@ -189,7 +189,7 @@ class TestAcme(Contract):
     def test_a_single_driver_root_setting_applies_to_every_vendor(
         self, bundle: Bundle, config: Path, devices: Devices
     ) -> None:
-        """NVIDIA's setting is every vendor's, and ours comes before it."""
+        """NVIDIA's root setting applies to each vendor, and gpuhook's own setting precedes it."""
         text = re.sub(r"driver-roots = .*\n", "", config.read_text())
         own = f'root = "{devices.root}"\n'
         bundle.environ(f"{ASK}=0")
@@ -208,7 +208,7 @@ class TestAcme(Contract):
     def test_a_device_node_already_in_config_json_is_not_duplicated(
         self, bundle: Bundle, config: Path, devices: Devices, mode: str
     ) -> None:
-        """As by ``--device`` in addition to the variable: it is there once, and allowed once."""
+        """An engine adds the node for ``--device``, in addition to the request in the variable."""
         in_mode(config, mode)
         major, minor = (int(word, 16) for word in devices.numbers("/dev/acme0").split(":"))
         node = {

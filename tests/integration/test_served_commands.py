@@ -1,4 +1,4 @@
-"""Commands carried out by a pre-imported worker have the same effects as started ones."""
+"""Commands that a pre-imported worker runs, with the same effects as started programs."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Metrics of gpuhook dra and gpuhook device-plugin themselves, as a kubelet's calls make them."""
+"""Metrics of gpuhook dra and gpuhook device-plugin, as a kubelet's calls change them."""
 
 import re
 import urllib.request
@@ -37,7 +37,7 @@ def dra_node(installation: Installation, workspace: Path, tmp_path: Path) -> Ite
 
 
 def series(log: str, start: str) -> dict[tuple[str, ...], float]:
-    """Return the page's samples by the rest of their names, and by their labels' values."""
+    """Return the page's samples, by name without the prefix and by label values."""
     [url] = re.findall(r"Metrics at (http://\S+/metrics)", log)
     with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310
         text = answer.read().decode()

@@ -1,4 +1,4 @@
-"""A simulated driver over the real files of Debian's packages, asked by the real nvidia-smi."""
+"""A simulated driver over the real files of Debian's packages, queried by the real nvidia-smi."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A whole simulated driver root: nodes, /proc, caches; replaced, refused and removed."""
+"""A complete simulated driver root with nodes, /proc and caches: replaced, refused and removed."""
 
 import json
 import os
@@ -326,7 +326,7 @@ def test_a_user_other_than_root_is_refused(folder: Path) -> None:
 def test_a_simulated_root_whose_path_another_user_controls_is_refused(
     folder: Path, way: str
 ) -> None:
-    """He could put a link in the place of the tree that is being made, to root's own folders."""
+    """The other user could replace the unfinished tree by a link to root's own folders."""
     place = folder / "his/root"
     if way == "link":
         (folder / "elsewhere").mkdir()

@@ -1,4 +1,4 @@
-"""A made-up vendor's simulated root: filled by its own code, put in place as NVIDIA's is."""
+"""A made-up vendor's simulated root, filled by its own code and put in place like NVIDIA's."""
 
 import os
 import stat
@@ -84,7 +84,7 @@ def test_roots_of_different_vendors_replace_each_other(folder: Path) -> None:
 
 
 def test_a_simulated_node_does_not_inherit_its_folders_group(folder: Path) -> None:
-    """In a folder that hands its group on, a node is of the group that was asked for."""
+    """In a folder that passes its group on, a node gets the requested group."""
     tree = Tree(str(folder / "tree"))
     tree.folder("dev", 0o2755)
     os.chown(folder / "tree/dev", 0, VIDEO)

@@ -1,4 +1,4 @@
-"""The documentation as a site: scripts/docs builds it, and sees what is wrong with it."""
+"""The documentation as a site, which scripts/docs builds and checks for errors."""
 
 import json
 import re
@@ -28,7 +28,7 @@ FAULTS = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what the site is made of, which has this tree's environment."""
+    """A copy of the files that make up the site, with this tree's environment."""
     for name in PARTS:
         source = REPOSITORY / name
         copy = shutil.copytree if source.is_dir() else shutil.copy
@@ -55,7 +55,7 @@ def test_the_documentation_site_is_built_with_all_pages(tree: Path) -> None:
 
 
 def check_pages(site: Path) -> None:
-    """Check what a page has besides its text."""
+    """Check the parts of a page other than its text."""
     page = (site / "tutorial/simulated.html").read_text()
     assert f"gpuhook {__version__}" in page
     assert 'rel="prev"' in page
@@ -76,7 +76,7 @@ def check_pages(site: Path) -> None:
 
 
 def test_pages_link_to_their_source_for_editing(tree: Path) -> None:
-    """The builder names the repository's address; pages that aren't files have no link."""
+    """The builder sets the repository's address. Pages without a source file have no link."""
     uri = "https://git.example/gpuhook/edit/main/docs/"
     run([tree / "scripts/docs"], env={"GPUHOOK_DOCS_EDIT_URI": uri}).ok()
     site = tree / ".work/site"
@@ -92,7 +92,7 @@ SEARCHES = {
 
 
 def test_leading_dashes_are_removed_from_search_words() -> None:
-    """The script changes the queries that the theme sends to its worker, and nothing else."""
+    """The script changes only the queries that the theme sends to its worker."""
     script = (REPOSITORY / "docs/javascripts/search.js").read_text()
     program = f"""
         const sent = [];

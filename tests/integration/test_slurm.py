@@ -1,4 +1,4 @@
-"""Real Slurm daemons hand out simulated GPUs to containers of an ordinary user's jobs."""
+"""Simulated GPUs that real Slurm daemons allocate to containers of an ordinary user's jobs."""
 
 from harness.commands import run
 from harness.images import REPOSITORY

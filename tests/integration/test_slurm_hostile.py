@@ -1,4 +1,4 @@
-"""Slurm's users against the scripts that root runs: what they mount, fill, name and leave."""
+"""Hostile Slurm users against the scripts that root runs: mounts, full disks, names, leftovers."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ PYTHON = ("/usr/bin/python3", "-I", "-S", "-c")
 
 @pytest.fixture
 def site(workspace: Path) -> Iterator[Path]:
-    """A folder of root's that every user may enter, and files that fusermount3 needs."""
+    """A folder that root owns and every user may enter, and the files that fusermount3 needs."""
     with made_site(workspace, "slurm-hostile") as made:
         own = made / "machine"
         own.mkdir()
@@ -89,7 +89,7 @@ def scripts(site: Path, installation: Installation) -> Scripts:
 
 
 def mounted_below(path: Path) -> list[str]:
-    """Return what is mounted at a path, or below it."""
+    """Return the mount points at a path or below it."""
     points = [
         line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().split("\n")[:-1]
     ]
@@ -98,7 +98,7 @@ def mounted_below(path: Path) -> list[str]:
 
 @contextmanager
 def fuse(place: Path, kind: str, options: str = "") -> Iterator[None]:
-    """Have Ada mount a filesystem of hers, served, silent or dead."""
+    """Mount a FUSE filesystem as the user Ada: served, silent or dead."""
     words = ["setpriv", f"--reuid={ADA}", f"--regid={ADA}", "--clear-groups", *PYTHON, FUSE]
     with subprocess.Popen([*words, str(place), kind, options], stdout=subprocess.PIPE) as server:
         try:
@@ -121,7 +121,7 @@ def fuse(place: Path, kind: str, options: str = "") -> Iterator[None]:
 def test_a_user_mounted_filesystem_is_detached_without_draining_the_node(
     scripts: Scripts, folder: Path, below: str, kind: str, options: str
 ) -> None:
-    """The epilog detaches it, and the same job's prolog, or another user's, finds nothing of it."""
+    """Afterwards, neither the same job's prolog nor another user's finds the filesystem."""
     scripts.prolog(folder, ADA, 5).ok()
     place = folder / f"{ADA}.5" / below
     if below == "file":
@@ -166,7 +166,7 @@ def test_a_user_mount_left_without_an_epilog_is_detached_by_the_prolog(
 def test_an_epilog_keeps_mounted_files_and_the_folders_of_other_jobs(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
-    """Filesystems on top of each other, hidden by others, and full of undeletable files."""
+    """The filesystems are stacked, hidden by other mounts, and full of undeletable files."""
     victim = site / "victim"
     (victim / "folder").mkdir(parents=True)
     (victim / "file").touch()
@@ -194,7 +194,7 @@ def test_an_epilog_keeps_mounted_files_and_the_folders_of_other_jobs(
     instead="_OWN = kernel.RESOLVE_NO_SYMLINKS",
 )
 def test_a_filesystem_filled_by_a_user_drains_no_node(scripts: Scripts, folder: Path) -> None:
-    """Ada's job takes all inodes; Bea's starts, without its folder, until Ada's has ended."""
+    """Ada's job takes all inodes. Bea's job starts without its folder until Ada's job has ended."""
     folder.mkdir(mode=0o711)
     run(["mount", "-t", "tmpfs", "-o", "mode=711,nr_inodes=100", "tmpfs", folder]).ok()
     scripts.prolog(folder, ADA, 5).ok()
@@ -222,7 +222,7 @@ def test_leftovers_of_an_earlier_epilog_are_removed(scripts: Scripts, folder: Pa
     instead="return False",
 )
 def test_a_job_folder_owned_by_another_user_is_replaced(scripts: Scripts, folder: Path) -> None:
-    """As one of a user who had this name before, and whose epilog didn't run."""
+    """The folder belongs to an earlier user of this name, whose epilog didn't run."""
     scripts.prolog(folder, ADA, 5).ok()
     (theirs(folder / f"{ADA}.6", BEA) / "hers").touch()
     assert "another user" in scripts.prolog(folder, ADA, 6).ok().stderr
@@ -243,7 +243,7 @@ def tree() -> Iterator[Path]:
 
 @contextmanager
 def process(group: Path, user: int, program: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process of a user's in a cgroup; it prints a line when it is what it is to be."""
+    """Start a user's process in a cgroup, and wait for the line that reports it as ready."""
     group.mkdir(parents=True, exist_ok=True)
     words = ["setpriv", f"--reuid={user}", "--clear-groups", *PYTHON, program]
     enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(group)]
@@ -295,7 +295,7 @@ def test_a_job_process_with_an_ended_main_thread_is_killed(
 def test_processes_in_a_user_made_cgroup_are_not_killed(
     scripts: Scripts, folder: Path, tree: Path, where: str
 ) -> None:
-    """Cgroups delegated to Ada (Delegate=, Slurm's of a step), named like Bea's job."""
+    """The cgroup is delegated to Ada (Delegate=, Slurm's of a step) and named like Bea's job."""
     job = f"uid_{BEA}/job_{JOB}/step_0"
     if where == "at the top":
         os.chown(tree, ADA, ADA)

@@ -1,4 +1,4 @@
-"""packaging/slurm: what root does for jobs, and users who would have it do something else."""
+"""Scripts of packaging/slurm: root's work for jobs, and users who try to redirect it."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from harness.slurm_scripts import (
 
 @pytest.fixture
 def site(workspace: Path) -> Iterator[Path]:
-    """A folder of root's that every user may enter."""
+    """A folder that root owns and every user may enter."""
     with made_site(workspace, "slurm-scripts") as made:
         yield made
 
@@ -42,7 +42,7 @@ def scripts(site: Path, installation: Installation) -> Scripts:
 
 
 def look(path: Path) -> tuple[int, int]:
-    """Return owner and mode of what is there, a link or not."""
+    """Return the owner and mode of a path, without following a link."""
     status = path.lstat()
     return status.st_uid, status.st_mode & 0o7777
 
@@ -64,7 +64,7 @@ def test_each_job_folder_is_accessible_to_its_user_alone(scripts: Scripts, folde
 def test_user_links_in_place_of_job_folders_are_replaced(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
-    """As in a folder that was made with its parent by install -d -o USER."""
+    """Such links are possible if install -d -o USER made the folder together with its parent."""
     victim = site / "victim"
     victim.mkdir(mode=0o700)
     scripts.prolog(folder, ADA, 5).ok()
@@ -160,7 +160,7 @@ def test_a_path_to_job_folders_through_untrusted_folders_is_refused(
 
 
 def test_a_reused_job_number_gets_only_its_users_files(scripts: Scripts, folder: Path) -> None:
-    """After a job whose epilog didn't run: its files are only its user's."""
+    """The earlier job's epilog didn't run, and its files belong only to its user."""
     scripts.prolog(folder, ADA, 5).ok()
     as_user(ADA, "touch", folder / f"{ADA}.5/left").ok()
     scripts.prolog(folder, BEA, 5).ok()
@@ -224,7 +224,7 @@ def test_the_epilog_removes_nothing_in_untrusted_folders(
 )
 @pytest.mark.protects("epilog-not-slurms", "Slurm: the epilog kills none of Slurm's own processes")
 def test_the_epilog_ends_only_processes_of_the_job(scripts: Scripts, folder: Path) -> None:
-    """With cgroup v1 a user's runtime makes groups below the step's, which Slurm doesn't see."""
+    """With cgroup v1, a user's runtime makes cgroups below the step's, which Slurm doesn't see."""
     users = {
         f"uid_{ADA}/job_{JOB}/step_0/task_0/x": ADA,
         f"uid_{ADA}/job_{JOB}/step_1": BEA,  # of a container with users of its own
@@ -269,7 +269,7 @@ while True:
 def test_the_epilog_ends_processes_that_fork_and_exit_constantly(
     scripts: Scripts, folder: Path
 ) -> None:
-    """They fork and end, so that a reader of the list signals processes that are gone."""
+    """The processes fork and exit, so a reader of the list signals processes that are gone."""
     with cgroup_of_slurm() as top:
         job = top / f"uid_{ADA}/job_{JOB}"
         group = job / "step_0/x"

@@ -1,4 +1,4 @@
-"""Mode spec: no hook, and the container has its GPUs all the same."""
+"""Mode spec, in which a container has its GPUs without a hook."""
 
 from pathlib import Path
 
@@ -35,7 +35,10 @@ def test_programs_find_the_driver_without_a_loader_cache_in_mode_spec(
 def test_libraries_are_mounted_under_each_of_their_names(
     bundle: Bundle, installation: Installation, spec_env: dict[str, str], driver: Driver
 ) -> None:
-    """config.json can't make links, and the cache stays the image's: the folder is searched."""
+    """config.json can't make links, and the image's cache is unchanged.
+
+    The loader therefore searches the folder.
+    """
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     bundle.command(*look(libraries=LIBRARIES))
     inside = seen(bundle.run(installation.runtime, spec_env))

@@ -44,13 +44,13 @@ class Trace:
                 self.calls[running.get(call[1], "forked")] += 1
 
     def count(self, prefix: str) -> int:
-        """Return how many programs were started whose name begins so."""
+        """Return how many started programs have a name that begins with ``prefix``."""
         return sum(name.startswith(prefix) for name in self.programs)
 
 
 @pytest.fixture
 def config(driver: Driver, tmp_path: Path) -> Path:
-    """Of a machine on which everything but the container's own work has been done."""
+    """Configuration of a host on which only the container's own work remains to be done."""
     runtime = tmp_path / "runtime"
     runtime.write_text("#!/bin/sh\nexit 0\n")
     runtime.chmod(0o755)
@@ -107,7 +107,7 @@ def test_container_with_gpus_starts_python_once(
 def test_a_start_with_cdi_specs_loads_few_modules(
     bundle: GpuBundle, config: Path, tmp_path: Path
 ) -> None:
-    """With the helper for their hook; what documents say is saved by then."""
+    """The start includes the helper for the hook. The content of the CDI specs is already saved."""
     folder = tmp_path / "cdi"
     dirs = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{folder}"]\n'
     config.write_text(f'{config.read_text()}mode = "cdi"\n{dirs}')
@@ -141,7 +141,6 @@ def test_another_vendors_devices_cost_no_more_system_calls_than_nvidias(
     vendor: str,
     variable: str,
 ) -> None:
-    """Eight devices of another vendor cost no more than eight of NVIDIA's."""
     words = ("create", "--bundle", bundle.path, "x")
     with vendors.devices(installation, workspace / f"{vendor}-counts", vendor, 8) as devices:
         text = config.read_text()
@@ -162,7 +161,7 @@ def test_another_vendors_devices_cost_no_more_system_calls_than_nvidias(
 def test_container_with_gpus_is_served_without_a_fork(
     bundle: Bundle, installation: Installation, config: Path, tmp_path: Path
 ) -> None:
-    """With a running prefork server: no other program, and no fork."""
+    """The prefork server runs, so gpu-py starts only the low-level runtime."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     words = bundle.namespace.enter(installation.command, "watch", f"--config={config}")
     ready = Path(f"/run/gpuhook/launcher{config}/ready")
@@ -181,7 +180,7 @@ def test_container_with_gpus_is_served_without_a_fork(
 def test_the_hook_starts_no_other_program_and_uses_little_memory(
     bundle: Bundle, installation: Installation, driver: Driver, tmp_path: Path
 ) -> None:
-    """One interpreter, one pass, less than 20 MiB."""
+    """The hook runs in one interpreter, in one pass, with less than 20 MiB."""
     config = write_config(tmp_path / "etc", driver.root, [bundle.runtime])
     measure = tmp_path / "measure.py"
     measure.write_text(

@@ -1,4 +1,4 @@
-"""The helper does the hook's work, is as safe as the hook, and leaves nothing of itself."""
+"""The helper, which does the hook's work as safely as the hook and leaves nothing behind."""
 
 import json
 import os
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def wait_for_us(self) -> str:
-        """Stand-in for a runtime that waits until the test continues."""
+        """Return a shell stand-in for a runtime that waits until the test continues."""
         return f"until [ -e {self.folder}/go-on ]; do sleep 0.05; done"
 
     def go_on(self) -> None:
@@ -88,7 +88,7 @@ class Case:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process exists and hasn't ended."""
+    """Tell whether a process exists and hasn't exited."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -108,7 +108,7 @@ def case(bundle: Bundle, installation: Installation, driver: Driver, tmp_path: P
 
 @RUNTIMES
 def test_the_helper_does_the_hooks_work(case: Case) -> None:
-    """A hook that did it by itself would stumble over the configuration."""
+    """The configuration is broken by then, so a hook that did the work itself would fail."""
     with nothing_left(case.driver.root, pid=case.bundle.namespace.pid):
         ready = '[ "$(ls /proc/$helper/fd | wc -l)" -gt 20 ]'  # it has opened what it mounts
         inside = seen(case.run(f"until {ready}; do :; done; echo broken >{case.config}"))
@@ -124,7 +124,7 @@ def test_hook_does_the_work_where_the_helper_was_killed(case: Case) -> None:
 
 @RUNTIMES
 def test_the_hook_does_the_work_where_the_helper_dies_during_a_request(case: Case) -> None:
-    """It is stopped before the hook asks it, and killed while the hook waits."""
+    """The helper is stopped before the hook asks it, and killed while the hook waits."""
     killer = '(sleep 1; kill -9 "$helper") >/dev/null 2>&1 &'
     inside = seen(case.run(f'kill -STOP "$helper"; {killer}'))
     case.assert_sees_its_gpus(inside)
@@ -147,7 +147,7 @@ def test_helper_ends_with_a_killed_runtime(case: Case, signal: str) -> None:
 
 @RUNTIMES
 def test_helper_keeps_no_descriptor_of_the_caller(case: Case) -> None:
-    """An engine waits for the end of the pipe that is our standard error."""
+    """An engine waits until the pipe that is gpu-py's standard error is closed."""
     case.wrap(f"exec </dev/null >/dev/null 2>&1 3>&- 4>&-; {case.wait_for_us}; exit 0")
     reader, writer = os.pipe()
     started = subprocess.Popen(
@@ -185,7 +185,7 @@ def test_a_bundle_started_twice_has_one_hook_and_its_gpus(case: Case) -> None:
 
 @RUNTIMES
 def test_a_process_with_the_helpers_reused_pid_is_not_asked(case: Case) -> None:
-    """A process with the helper's reused pid is left running."""
+    """The hook's arguments contain the pid of the test itself, which goes on running."""
     case.run()
 
     def point_to_us(spec: dict[str, object]) -> None:
@@ -215,7 +215,7 @@ set -- run --bundle {other.path} {other.name}
 def test_helper_refuses_the_state_of_another_bundle(
     case: Case, workspace: Path, roots: dict[str, Path]
 ) -> None:
-    """A hook that leads to this helper, and hands it the state of another container."""
+    """A hook leads to this helper, and sends it the state of another container."""
     ours = case.bundle
     with bundles.bundle(
         workspace / "bundles", roots["debian"], ours.namespace, case.runtime
@@ -233,7 +233,7 @@ def test_helper_refuses_the_state_of_another_bundle(
 
 @RUNTIMES
 def test_a_failure_has_the_same_message_with_helper_and_hook(case: Case) -> None:
-    """A folder is in the place of a program."""
+    """The start fails because the container has a folder in the place of a program."""
     case.bundle.call("mkdir", "-p", case.bundle.root / "usr/bin/nvidia-smi").ok()
     debug = case.folder / "debug"
     text = case.config.read_text()
@@ -256,7 +256,7 @@ def test_a_failure_has_the_same_message_with_helper_and_hook(case: Case) -> None
 def test_a_helper_without_a_request_ends_after_its_timeout(
     case: Case, installation: Installation
 ) -> None:
-    """A helper without a request ends as its timer says, though it is stopped."""
+    """The helper is stopped by a signal, and its timer still makes it exit."""
     case.wrap(f"{case.wait_for_us}; exit 0")
     started = subprocess.Popen(
         case.bundle.namespace.enter(

@@ -1,4 +1,4 @@
-"""The saved inventory over simulated drivers: NVML isn't called, and no change is missed."""
+"""The saved inventory with simulated drivers: NVML isn't called, and each change is noticed."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_the_refresh_command_saves_the_inventory(host: Host, installation: Any) 
 
 
 def test_a_saved_inventory_with_a_lost_gpu_expires(host: Host) -> None:
-    """Nothing but NVML tells when a GPU that had fallen off the bus is back."""
+    """Only NVML reports that a GPU that had fallen off the bus is back."""
     host.simulate(gpus=2, lost=frozenset({1}))
     assert host.inventory().lost == (1,)
     assert cache.saved(host.config, VENDOR) is not None

@@ -63,7 +63,7 @@ def using(driver: Driver, device: str, pid: int, memory: int, sm: int) -> Iterat
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return ours without what speaks of a terminal, and with ``more``."""
+    """Return our environment without variables about terminals, and with ``more`` added."""
     about = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     kept = {name: value for name, value in os.environ.items() if name not in about}
     return {**kept, "PYTHONIOENCODING": "utf-8", **more}
@@ -82,7 +82,7 @@ class Terminal:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def read(self) -> str:
-        """Return everything until now."""
+        """Return everything that the program has written until now."""
         while select.select([self.fd], [], [], 0)[0]:
             try:
                 piece = os.read(self.fd, 1 << 16)
@@ -94,7 +94,7 @@ class Terminal:
         return self.text
 
     def wait(self, shows: Callable[[str], bool], what: str) -> str:
-        """Return what was written from now on, once that is what it should be."""
+        """Wait until the text written from now on is as expected, and return it."""
         start = len(self.text)
         wait_until(lambda: shows(self.read()[start:]), what, PATIENCE)
         return self.text[start:]
@@ -156,7 +156,7 @@ def test_the_live_view_shows_gpus_processes_and_history(
 
 
 def plain(text: str) -> str:
-    """Return what was written without colours and other control sequences."""
+    """Return the text without colours and other control sequences."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
 
@@ -167,7 +167,7 @@ def _has_process(text: str, pid: str) -> bool:
 
 @pytest.mark.parametrize("key", ["q", "Q"])
 def test_the_q_key_ends_the_live_view(driver: Driver, configs: dict[str, Path], key: str) -> None:
-    """At once, and keys that mean nothing are passed over."""
+    """The view ends immediately, and keys without a meaning are ignored."""
     with terminal(configs["runc"], "--interval=3600") as seen:
         seen.wait(lambda text: "q ends this" in text, "it is shown")
         os.write(seen.fd, b"x\n" + key.encode())
@@ -210,7 +210,7 @@ def _state(pid: int) -> str:
 
 
 def _asking(pid: int) -> list[int]:
-    """Return the children of a process that ask NVML."""
+    """Return the ids of a process's children that query NVML."""
     found = []
     for each in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile

@@ -1,4 +1,4 @@
-"""Docker Swarm: a real dockerd as a node that offers simulated GPUs, and services that ask."""
+"""Docker Swarm: a real dockerd as a node with simulated GPUs, and services that request them."""
 
 import json
 import re
@@ -23,7 +23,7 @@ EXCLUSIVE = 'exclusive = ["nvidia.com/gpu"]\n'
 
 @pytest.fixture(scope="module")
 def amd(installation: Installation, workspace: Path) -> Iterator[Devices]:
-    """Two GPUs of AMD's, in the same machine."""
+    """Two AMD GPUs in the same machine."""
     with vendors.devices(installation, workspace / "swarm-amd", "amd", 2) as found:
         yield found
 
@@ -36,7 +36,7 @@ def config(workspace: Path, driver: Driver, amd: Devices) -> Path:
 
 
 class Installer:
-    """``gpuhook install --swarm`` for a daemon.json of a test's own."""
+    """``gpuhook install --swarm`` for a daemon.json that belongs to a test."""
 
     def __init__(self, installation: Installation, config: Path, folder: Path) -> None:
         self.daemon = folder / "daemon.json"
@@ -68,9 +68,9 @@ def node(
     config: Path,
     amd: Devices,
 ) -> Iterator[Swarm]:
-    """A swarm as the commands make it that docs/schedulers/swarm.md says.
+    """A swarm that is made by the commands in docs/schedulers/swarm.md.
 
-    AMD's GPUs have a kind of the administrator's already.
+    The administrator has already listed AMD's GPUs as a generic resource.
     """
     folder = workspace / "swarm-install"
     folder.mkdir()
@@ -87,7 +87,7 @@ def node(
 
 
 def listed(amd: Devices, config: Path) -> list[dict[str, object]]:
-    """Return what ``gpuhook list`` says of AMD's devices."""
+    """Return the AMD devices that ``gpuhook list`` reports."""
     found = amd.ask(config, "list")["devices"]
     return [each for each in found if each["vendor"] == "amd"]
 
@@ -101,7 +101,7 @@ def no_services(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def gpus_of(node: Swarm, driver: Driver, *names: str) -> dict[str, set[int]]:
-    """Return the indices of the GPUs that each service has in all respects."""
+    """Return each service's GPU indices, which nodes, access and nvidia-smi agree on."""
     found = {}
     for name in names:
         inside = node.look(name, *driver.minors)
@@ -154,7 +154,7 @@ def test_services_that_ask_for_two_gpus_get_two_each(node: Swarm, driver: Driver
 def test_nvidia_visible_devices_does_not_override_the_swarm_resource(
     node: Swarm, driver: Driver
 ) -> None:
-    """CUDA's images say NVIDIA_VISIBLE_DEVICES=all themselves."""
+    """CUDA's images set NVIDIA_VISIBLE_DEVICES=all themselves."""
     node.service("asks", *ONE, "--env", "NVIDIA_VISIBLE_DEVICES=all")
     assert len(gpus_of(node, driver, "asks")["asks"]) == 1
 
@@ -176,7 +176,7 @@ def test_nvidia_and_amd_gpus_are_counted_separately(
 
 
 def test_a_service_waits_for_a_gpu_leased_outside_the_swarm(node: Swarm, driver: Driver) -> None:
-    """A container that the swarm knows nothing of has all GPUs; afterwards the service runs."""
+    """A container that the swarm doesn't know has all GPUs. Afterwards the service runs."""
     words = ("run", "--detach", "--env", "NVIDIA_VISIBLE_DEVICES=all", image("debian"))
     other = node.docker.call(*words, "sleep", "100000").ok().stdout.strip()
     try:

@@ -1,4 +1,4 @@
-"""Tegra on trees of files: what its lists name, and what containers get of it."""
+"""Tegra on trees of files: the entries of its lists, and their effect in containers."""
 
 import os
 import re
@@ -83,7 +83,7 @@ def settings(root: Path) -> Config:
 
 
 def listed(root: Path, *lines: str) -> NvidiaInventory:
-    """Return what there is with a list more."""
+    """Return the inventory after writing l4t.csv, a further list, with these lines."""
     (root / LISTS / "l4t.csv").write_text("\n".join(lines))
     return discover(settings(root))
 
@@ -121,7 +121,7 @@ def test_discovery_finds_the_tegra_device_nodes_and_files(tegra: Devices) -> Non
 
 
 def test_files_outside_the_driver_root_are_not_listed(copy: Path) -> None:
-    """Links end below it, and types are what they say."""
+    """Links resolve below the driver root, and an entry counts only if its type is as listed."""
     (copy / "usr/out").symlink_to("/../../../../../../../etc/passwd")
     (copy / "usr/loop").symlink_to("loop")
     (copy / "usr/chain").symlink_to("/usr/lib/libcuda.so")
@@ -170,7 +170,7 @@ def with_nvml(installation: Installation, workspace: Path, tegra: Devices) -> It
 
 
 def test_an_nvml_driver_without_tegra_gpus_is_not_treated_as_tegra(with_nvml: Path) -> None:
-    """An NVML that knows none of Tegra's own GPUs: what the platform probe calls NVML."""
+    """This NVML knows none of Tegra's own GPUs. The platform probe calls such a platform NVML."""
     found = discover(settings(with_nvml))
     assert (found.platform, len(found.gpus)) == ("", 1)
 

@@ -1,8 +1,8 @@
-"""Every error text in docs/troubleshooting.md is one that users really get to see.
+"""Error texts in docs/troubleshooting.md, each of which users can really get.
 
-A heading of the document is what a user searches for; ``...`` in it stands for what differs. For
-each heading about our own errors there is a way here to provoke it. An error without a heading has
-a remedy that needs no page.
+A heading of the page is the text that a user searches for; ``...`` in it stands for the part
+that varies. For each heading about an error of gpuhook, this module has a way to provoke the
+error. An error without a heading has a remedy that needs no page.
 """
 
 import re
@@ -30,7 +30,7 @@ DEBIAN = image("debian")
 
 @dataclass(frozen=True)
 class Scene:
-    """A machine with a simulated driver and a bundle, to break in some way."""
+    """A simulated driver and a bundle, which a test breaks in some way."""
 
     bundle: Bundle
     installation: Installation
@@ -52,7 +52,7 @@ class Scene:
         return self.bundle.run(runtime or self.installation.runtime, env)
 
     def broken_driver(self, *options: str) -> Path:
-        """Return the root of another simulated driver."""
+        """Return the root of another simulated driver, which the test may break."""
         return simulate(self.installation, self.folder / "driver", "--gpus=2", *options).root
 
     def config(self, text: str) -> Path:
@@ -78,7 +78,10 @@ def hung_driver(scene: Scene) -> Result:
 
 
 def slow_files(scene: Scene) -> Result:
-    """As where a file hangs: a thousandth of a second is too short for any driver."""
+    """Start a container with a timeout of 1 ms, which is too short for any driver.
+
+    This has the effect of a file that hangs.
+    """
     root = simulate(scene.installation, scene.folder / "amd", "--vendor=amd", "--gpus=2").root
     config = write_config(scene.folder / "config", scene.driver.root, ["runc"])
     settings = f'[gpuhook]\nnvml-timeout = 0.001\ndriver-roots = ["amd={root}"]'
@@ -166,7 +169,7 @@ def damaged_cache(scene: Scene) -> Result:
 
 
 def volume(scene: Scene, *options: str) -> Path:
-    """Mount a folder where the driver's libraries go, and return it."""
+    """Mount a folder at the place of the driver's libraries, and return the folder."""
     folder = scene.folder / "volume"
     folder.mkdir()
     place = scene.driver.library("libcuda.so.1").relative_to(scene.driver.root).parent
@@ -457,7 +460,7 @@ def scene(
 
 @pytest.fixture(scope="module")
 def bare(workspace: Path, host: Namespace, archive: Path) -> Iterator[Docker]:
-    """A dockerd that knows a runtime whose program is gone, and no other."""
+    """A dockerd with only one runtime, whose program doesn't exist."""
     runtimes = {"gone": Path("/nonexistent/gpu-py")}
     folder = workspace / "troubleshooting-docker"
     with dockerd(folder, host, runtimes, archive, {"PATH": "/usr/sbin:/usr/bin"}) as engine:
@@ -513,7 +516,7 @@ def test_the_documented_ctr_error_for_the_gpus_option_occurs(containerd_runc: Co
 def test_a_deleted_working_directory_gives_the_documented_shell_message(
     installation: Installation, tmp_path: Path
 ) -> None:
-    """Another shell than dash says it otherwise; the command does its work."""
+    """Only dash prints this message, and the command still works."""
     text = "sh: 0: getcwd() failed: No such file or directory"
     script = f'mkdir "$0" && cd "$0" && rmdir "$0" && exec {installation.command} --version'
     done = run(["sh", "-c", script, tmp_path / "gone"]).ok()

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial/simulated.md do what it says, one after the other."""
+"""The commands of docs/tutorial/simulated.md, run one after the other."""
 
 import contextlib
 import os
@@ -27,14 +27,14 @@ RESTART = "systemctl restart docker"
 
 @dataclass
 class Machine:
-    """A machine with Docker, in which nothing else is installed, and a shell's environment."""
+    """A host with Docker, on which nothing else is installed, and a shell's environment."""
 
     env: dict[str, str]
     folder: Path
     running: contextlib.AbstractContextManager[object] | None = None
 
     def restart(self) -> None:
-        """Do what systemd does."""
+        """Restart Docker as systemd does."""
         self.stop()
         config, socket = Path("/etc/docker/daemon.json"), Path("/run/docker.sock")
         words = [word for word in options(self.folder, config) if not word.startswith("--host")]
@@ -52,7 +52,7 @@ class Machine:
         return run(["docker", "info"], env=self.env).status == 0
 
     def perform(self, command: str) -> Result:
-        """Run a command of the page; links to programs are in a folder of ours."""
+        """Run a command of the page, with the links to programs in a folder of the test."""
         if command == RESTART:
             self.restart()
             return run(["true"])
@@ -88,7 +88,7 @@ def machine(workspace: Path, installation: Installation, archive: Path) -> Itera
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """Yield the commands that follow the installation, each with what it is to print last."""
+    """Yield each command after the installation, with the output that the page shows for it."""
     for commands, printed in BLOCK.findall(PAGE.read_text().partition(FIRST)[2]):
         *before, last = commands.splitlines()
         yield from ((each, "") for each in before)

@@ -1,4 +1,4 @@
-"""Files of root's commands have the same modes under umask 077, as on hardened machines."""
+"""File modes of root's commands, which umask 077, as on hardened hosts, doesn't change."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A word in NVIDIA_DRIVER_CAPABILITIES that is no capability: a warning, wherever it is read."""
+"""A warning for each unknown word in NVIDIA_DRIVER_CAPABILITIES, wherever the word is read."""
 
 import json
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_an_unknown_capability_is_refused_if_the_supported_set_is_limited(
 def test_a_cdi_spec_gives_all_libraries_without_a_capability_warning(
     asking: GpuBundle, driver: Driver, ours: str
 ) -> None:
-    """Its hook reads no capabilities, as with another engine's."""
+    """The hook of a CDI spec reads no capabilities."""
     cdi = f'mode = "cdi"\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{asking.path}/cdi"]'
     config = configured(asking, driver, ours=ours, runtime=cdi)
     words = ("--config", config, "--output", f"{asking.path}/cdi/nvidia.json")
@@ -117,7 +117,7 @@ def test_a_cdi_spec_gives_all_libraries_without_a_capability_warning(
 
 @RUNTIMES
 def test_an_unknown_nvidia_variable_gives_a_warning(bundle: GpuBundle, driver: Driver) -> None:
-    """It may be one of a newer toolkit of NVIDIA's: the container starts, and the log names it."""
+    """The variable may belong to a newer NVIDIA toolkit, so the container starts."""
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_COMPUTE_LIMIT=50")
     bundle.command("true")
     config = configured(bundle, driver)

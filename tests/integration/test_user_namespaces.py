@@ -1,7 +1,7 @@
 """Containers in user namespaces that have a device in addition to the GPU.
 
-crun calls hooks with the bundle "/" there: it was in the container's mount namespace, to make the
-device's node, and takes its working directory for the bundle.
+For these containers, crun calls hooks with the bundle "/". It has entered the container's
+mount namespace to make the device's node, and uses its working directory as the bundle.
 """
 
 import json
@@ -67,14 +67,17 @@ def configure(config: Path, *lines: str) -> None:
 
 
 def errors(config: Path) -> str:
-    """Return what a hook said, which crun drops."""
+    """Return the message that a hook has logged, which crun doesn't print."""
     [line] = (config.parent / "state/errors.log").read_text().splitlines()
     found: str = json.loads(line)["msg"]
     return found
 
 
 def assert_sees_its_gpus(done: Result, driver: Driver) -> None:
-    """Assert that it has GPUs 0 and 2; nodes can't be made in a user namespace."""
+    """Assert that a container has GPUs 0 and 2.
+
+    No nodes can be made in a user namespace, so only existing nodes are opened.
+    """
     inside = seen(done)
     given = {gpu.minor for gpu in driver.chosen(0, 2)}
     assert inside.gpu_minors == given
@@ -113,7 +116,7 @@ def test_the_prefork_server_gives_gpus_in_a_user_namespace(site: Site) -> None:
 def test_an_engine_hook_gives_gpus_in_a_user_namespace(
     mapped: GpuBundle, driver: Driver, config: Path, stage: str
 ) -> None:
-    """The command line of the low-level runtime names the bundle, as engines' do."""
+    """As with engines, the command line of the low-level runtime names the bundle."""
     mapped.by_hook(config, stage)
     with nothing_left(driver.root, pid=mapped.namespace.pid):
         assert_sees_its_gpus(mapped.run(mapped.runtime), driver)
@@ -138,7 +141,7 @@ def test_a_hook_that_cannot_find_its_bundle_fails_until_it_is_configured(
 def test_a_hook_never_takes_another_containers_bundle(
     mapped: GpuBundle, driver: Driver, config: Path, workspace: Path, roots: dict[str, Path]
 ) -> None:
-    """A hook whose arguments name it gives this container nothing, and takes the right bundle."""
+    """The hook's arguments name another bundle: the hook fails or uses its own container's."""
     mapped.by_hook(config)
     lower = (workspace / "bundles", roots["debian"], mapped.namespace, mapped.runtime)
     with bundle(*lower) as other:

@@ -1,4 +1,4 @@
-"""Volumes that have the driver's own folders: containers start, and nothing is made in them."""
+"""Volumes with the driver's own folders: containers start, and nothing is made in the volumes."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def wsl(workspace: Path, installation: Installation) -> Iterator[Driver]:
 
 
 class Scene:
-    """A container with a volume, by a driver root, in a mode."""
+    """A container with a volume, a driver root and a mode."""
 
     def __init__(
         self,
@@ -72,13 +72,16 @@ class Scene:
         return self.bundle.run(self._installation.runtime, env)
 
     def refused(self) -> str:
-        """Return what is said of a container that doesn't start; crun shows nothing of a hook's."""
+        """Return the messages about a container that doesn't start.
+
+        crun prints no messages of a hook, so the log is included.
+        """
         said = self.start("true").failed().stderr
         log = debug_log(self.config)
         return said + (log.read_text() if log.exists() else "")
 
     def logged(self) -> list[str]:
-        """Return what the log says that the container goes without, as a warning."""
+        """Return the missing parts of the container that the log lists as a warning."""
         lines = debug_log(self.config).read_text().splitlines()
         [entry] = [entry for line in lines if (entry := json.loads(line))["level"] == "warning"]
         found: list[str] = entry.get("skipped") or entry.get("warnings")
@@ -92,7 +95,7 @@ class Scene:
 def test_a_volume_over_wsl_folders_stays_unchanged_and_gpus_work(
     bundle: Bundle, installation: Installation, wsl: Driver, covered: str, options: str, mode: str
 ) -> None:
-    """As Microsoft's samples and docker buildx have them."""
+    """Microsoft's samples and docker buildx mount such volumes."""
     scene = Scene(bundle, installation, wsl.root, mode)
     source = wsl.root / covered.lstrip("/")
     scene.mount(source, covered, options)
@@ -107,7 +110,7 @@ def test_a_volume_over_wsl_folders_stays_unchanged_and_gpus_work(
 
 
 def host_folder(bundle: Bundle, image: Path, driver: Driver | None, libs: str = LIBS) -> Path:
-    """Return a folder as on a host: the system's libraries, and the driver's very files."""
+    """Return a folder as on a host, with the system's libraries and the driver's own files."""
     folder = bundle.path / "host"
     folder.mkdir()
     run(["cp", "-a", f"{image}{libs}/.", folder]).ok()
@@ -129,7 +132,7 @@ def test_a_volume_of_a_hosts_library_folder_stays_unchanged_and_gpus_work(
     bundle: Bundle, installation: Installation, driver: Driver, roots: dict[str, Path],
     options: str, mode: str,
 ) -> None:  # fmt: skip
-    """libvdpau_nvidia is in a folder of its own on the host, and some links aren't there."""
+    """On the host, libvdpau_nvidia is in a separate folder, and some links are missing."""
     scene = Scene(bundle, installation, driver.root, mode)
     folder = host_folder(bundle, roots["debian"], driver)
     scene.mount(folder, LIBS, options)
@@ -168,7 +171,7 @@ def test_a_volume_without_a_needed_library_is_refused_and_unchanged(
 def test_a_folder_in_a_files_place_is_refused_naming_the_volume(
     bundle: Bundle, installation: Installation, driver: Driver, roots: dict[str, Path], place: str
 ) -> None:
-    """A folder in a file's place: in a volume it isn't the image's."""
+    """The folder is in a volume, so the error must not name the image."""
     scene = Scene(bundle, installation, driver.root, "hook")
     if place.endswith("."):
         folder, where = host_folder(bundle, roots["debian"], driver), LIBS

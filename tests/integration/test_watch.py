@@ -1,4 +1,4 @@
-"""gpuhook watch sees the kernel's events and every other change, and keeps the inventory fresh."""
+"""gpuhook watch, which notices all changes and kernel events and updates the inventory."""
 
 import json
 import os
@@ -86,7 +86,7 @@ class Watched:
         return simulate(self._installation, self._root, *options)
 
     def keep_documents(self) -> Path:
-        """Have documents kept for podman; return the one of GPUs."""
+        """Install CDI specs for podman that the watch keeps up to date; return the GPUs' spec."""
         words = ["--cdi", "--engine=podman", f"--state-dir={self.state}"]
         env = {"GPUHOOK_CONFIG": str(self.config)}
         run([self._installation.command, "install", *words], env).ok()
@@ -94,13 +94,13 @@ class Watched:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have the watch see nothing of what is done meanwhile before all of it is done."""
+        """Stop the watch during the block, so that it sees all changes only at the end."""
         wait_until(self._pauses, "it has stopped between two looks")
         yield
         self.process.send_signal(signal.SIGCONT)
 
     def _pauses(self) -> bool:
-        """Stop the watch; have it go on and return False where that is in the middle of a look."""
+        """Stop the watch; if this interrupts a check, resume it and return False."""
         self.process.send_signal(signal.SIGSTOP)
         folder = Path(f"/proc/{self.process.pid}")
         stat = folder / "stat"
@@ -112,14 +112,14 @@ class Watched:
         return False
 
     def last_error(self) -> float:
-        """Return when documents couldn't be refreshed, in seconds since 1970."""
+        """Return the time when CDI specs last couldn't be refreshed, in seconds since 1970."""
         return max((error.time for error in last_errors(str(self.state))), default=0.0)
 
     def gpuhook(self, *words: str) -> Result:
         return run([self._installation.command, *words, f"--config={self.config}"])
 
     def saved(self) -> str:
-        """Return the doctor's findings on the saved inventory, which it never renews."""
+        """Return the doctor's message on the saved inventory, which the doctor never renews."""
         words = ["--format=json", f"--config={self.config}"]
         done = run([self._installation.command, "doctor", *words])
         findings = json.loads(done.stdout)["findings"]
@@ -127,7 +127,7 @@ class Watched:
         return str(message)
 
     def wait_for(self, words: str) -> None:
-        """Wait until the words were printed."""
+        """Wait until the watch has printed the words."""
         wait_until(lambda: words in self.log.read_text(), f"{words!r} is printed")
 
 
@@ -153,7 +153,7 @@ def test_a_changed_driver_is_saved_before_a_container_start(watched: Watched) ->
 
 
 def names(document: Path) -> set[str]:
-    """Return the names that engines know of a document's devices, none if it isn't there."""
+    """Return the device names of a CDI spec as engines know them, or none if it doesn't exist."""
     devices = folders.read_folders([str(document.parent)]).devices
     return {
         name.partition("=")[2]
@@ -179,7 +179,7 @@ def test_cdi_specs_are_written_and_removed_with_the_driver(watched: Watched) -> 
 
 
 def test_cdi_specs_are_updated_when_another_command_saved_first(watched: Watched) -> None:
-    """Then the saved inventory is fresh when the watch looks."""
+    """The other command has saved the inventory, so it is fresh when the watch checks it."""
     watched.wait_for("1 GPUs")
     document = watched.keep_documents()
     try:
@@ -247,7 +247,10 @@ def test_watch_replaces_a_killed_prefork_server_and_ends_it_at_exit(watched: Wat
     folder = Path(f"/run/gpuhook/launcher{watched.config}/ready")
 
     def standing() -> set[int]:
-        """Return which prefork server runs; a watch that was killed before leaves a name behind."""
+        """Return the pids of running prefork servers.
+
+        A watch that was killed earlier leaves a name behind.
+        """
         names = [path.name for path in folder.glob("[0-9]*")]
         return {int(name) for name in names if Path("/proc", name).exists()}
 

@@ -43,7 +43,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def members(wheel: zipfile.ZipFile, under: str) -> dict[str, zipfile.ZipInfo]:
-    """Return the members whose path has ``under`` in it, by what follows that."""
+    """Return the members whose path contains ``under``, by the rest of the path after it."""
     found = {}
     for member in wheel.infolist():
         _, marker, name = member.filename.partition(under)
@@ -123,7 +123,7 @@ def test_the_wheel_has_exactly_the_documented_entry_points(wheel: zipfile.ZipFil
 def test_a_moved_virtual_environment_still_works(
     installation: Installation, tmp_path: Path
 ) -> None:
-    """By its own path and by a link; PYTHONPATH leads neither elsewhere."""
+    """The command is called by its own path and by a link, and PYTHONPATH affects neither."""
     moved, link = tmp_path / "moved to here", tmp_path / "gpuhook"
     shutil.copytree(installation.bin.parent, moved, symlinks=True)
     link.symlink_to(moved / "bin/gpuhook")

@@ -1,4 +1,4 @@
-"""WSL2 on trees of files: what is found there, and what containers get of it."""
+"""WSL2 on trees of files: the files that gpuhook finds, and the files in containers."""
 
 import os
 import re
@@ -53,7 +53,7 @@ nvidia-smi -L
 
 @pytest.fixture(scope="module")
 def wsl(installation: Installation, workspace: Path) -> Iterator[Devices]:
-    """Two GPUs, an older driver next to theirs, and another vendor's."""
+    """A WSL2 root with two GPUs, an older driver next to theirs, and another vendor's driver."""
     root = workspace / "wsl"
     words = ("--platform=wsl", "--gpus=2")
     made = run([installation.command, "simulate", root, *words]).ok().stdout
@@ -88,7 +88,7 @@ def uuids(wsl: Devices) -> list[str]:
 def check_inside(done: Result, wsl: Devices, *, links: bool = True) -> None:
     """Check that a container has the node, exactly these files, and finds the libraries.
 
-    In mode spec the ``links`` are mounts.
+    In mode spec, mounts take the place of links, and ``links`` is false.
     """
     lines = [line.split() for line in done.ok().stdout.splitlines()]
     assert nodes_seen(done) == wsl.nodes(DXG)
@@ -145,14 +145,14 @@ def test_wsl_without_nvidias_windows_driver_is_an_error(copy: Path) -> None:
 
 
 def test_a_driver_without_dxcore_is_not_treated_as_wsl(copy: Path) -> None:
-    """And what NVML says of no minor stands for no node: /dev/nvidia-1 would be nonsense."""
+    """NVML reports no minor here, and gpuhook must not derive a node /dev/nvidia-1 from that."""
     (copy / "usr/lib/wsl/lib/libdxcore.so").unlink()
     with pytest.raises(DriverError, match=r"can't say which device nodes the GPUs 0, 1 have"):
         found_in(copy)
 
 
 def test_links_out_of_the_root_and_special_files_are_ignored(copy: Path) -> None:
-    """Links end below the driver root, and what is no regular file is no driver file."""
+    """Links resolve below the driver root, and only regular files count as driver files."""
     store = copy / STORE.lstrip("/")
     (store / "libout.so.1").symlink_to("/../../../../../../etc/passwd")
     os.mkfifo(store / "libpipe.so.1")

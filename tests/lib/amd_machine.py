@@ -1,4 +1,4 @@
-"""Machines with AMD's GPUs for tests: simulated, or written file by file as a case says."""
+"""AMD machines for tests: simulated, or written file by file for a case."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,10 @@ DRM, KFD = 226, 235  # majors
 
 
 def simulated(root: Path, count: int, **settings: str) -> Inventory:
-    """Simulate a machine in that folder and return what it has; its nodes are on paper."""
+    """Simulate a machine in that folder and return its inventory.
+
+    Its nodes are recorded instead of made.
+    """
     return paper.simulated(simulate, discover, root, count, settings)
 
 
@@ -32,7 +35,7 @@ def kfd_node(root: Path, number: int | str, properties: Mapping[str, object]) ->
 
 
 def fabricate(root: Path, gpus: Drm, partitions: Drm, nodes: Mapping[str, Any]) -> None:
-    """Write what a kernel shows of PCI devices, platform devices and KFD's nodes."""
+    """Write the kernel's files about PCI devices, platform devices and KFD's nodes."""
     (root / "sys/module/amdgpu/drivers/pci:amdgpu").mkdir(parents=True)
     for parent, found in (
         ("sys/module/amdgpu/drivers/pci:amdgpu", gpus),
@@ -47,7 +50,7 @@ def fabricate(root: Path, gpus: Drm, partitions: Drm, nodes: Mapping[str, Any]) 
 
 
 def looked_at(root: Path) -> Inventory:
-    """Return what is found in such a folder, with all nodes, mode 0660 and group 105."""
+    """Return the inventory of such a folder, with all nodes, mode 0660 and group 105."""
     seen = discover.discover(str(root))
     nodes = []
     for path in seen.missing():

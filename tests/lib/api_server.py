@@ -1,7 +1,7 @@
-"""An API server of the tests' own: as much of Kubernetes' as ``gpuhook dra`` speaks with.
+"""The tests' own API server, with the part of Kubernetes' API that ``gpuhook dra`` uses.
 
-Real connections with TLS and tokens, versions of objects, watches in chunks, and what goes wrong
-with all that. Its rules are those of Kubernetes' API conventions, and not gpuhook's.
+It has real connections with TLS and tokens, versions of objects, watches in chunks, and faults
+in all of these. Its rules are those of Kubernetes' API conventions, and not gpuhook's.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _KINDS = {
 
 @dataclass
 class Fault:
-    """Faults of requests of a method whose path contains a word, ``times`` times."""
+    """A fault in ``times`` requests of a method whose path contains a word."""
 
     what: int | str
     method: str = ""
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass
 class Watcher:
-    """A watch: which resource, of which node, and what is still to be sent to it."""
+    """A watch: its resource, its node, and the events that are still to be sent."""
 
     resource: str
     node: str
@@ -57,7 +57,7 @@ class Watcher:
 
 
 class ApiServer:
-    """The objects, the faults, and what was asked; ``asked`` has (method, path, query)."""
+    """An API server's objects, faults and requests; ``asked`` has (method, path, query)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,14 +81,14 @@ class ApiServer:
     # What a test does -----------------------------------------------------------------------------
 
     def fail(self, what: int | str, method: str = "", word: str = "", **more: Any) -> Fault:
-        """Have requests go wrong."""
+        """Make matching requests fail."""
         fault = Fault(what, method, word, **more)
         with self.lock:
             self.faults.append(fault)
         return fault
 
     def add(self, resource: str, name: str, given: Object, namespace: str = "") -> Object:
-        """Have an object."""
+        """Add an object to the server."""
         kind = {"apiVersion": "v1", "kind": _KINDS[resource]}
         metadata = {"name": name, **given.get("metadata", {})}
         if namespace:
@@ -97,14 +97,14 @@ class ApiServer:
             return self._keep(resource, {**kind, **given, "metadata": metadata}, "ADDED")
 
     def change(self, name: str, change: Callable[[Object], None]) -> None:
-        """Change a slice as another client."""
+        """Change a slice like another client."""
         with self.lock:
             found = copy.deepcopy(self.objects["resourceslices", "", name])
             change(found)
             self._keep("resourceslices", found, "MODIFIED")
 
     def wipe(self, node: str = "", name: str = "") -> int:
-        """Delete slices as the kubelet does when it starts, or one; return how many."""
+        """Delete a node's slices as a starting kubelet does, or one slice; return how many."""
         with self.lock:
             gone = [
                 key
@@ -117,7 +117,7 @@ class ApiServer:
             return len(gone)
 
     def slices(self, node: str = "") -> list[Object]:
-        """Return the slices that there are, in the order of their names."""
+        """Return the existing slices, sorted by name."""
         with self.lock:
             found = [
                 copy.deepcopy(each)
@@ -128,11 +128,11 @@ class ApiServer:
         return sorted(found, key=lambda each: str(each["metadata"]["name"]))
 
     def count(self, method: str, word: str = "") -> int:
-        """Return how many requests of a method there were with a word in the path."""
+        """Return the number of requests of a method with a word in the path."""
         return sum(1 for asked in [*self.asked] if asked[0] == method and word in asked[1])
 
     def cut_watches(self, line: bytes = b"") -> None:
-        """End all watches, in the midst of a line if there is one."""
+        """End all watches, in the middle of ``line`` if it is given."""
         with self.lock:
             for each in self.watchers:
                 if line:
@@ -141,7 +141,7 @@ class ApiServer:
             self.watchers = []
 
     def bookmark(self) -> None:
-        """Tell all watches how far the world is."""
+        """Send all watches a bookmark with the current version."""
         with self.lock:
             self.version += 1
             for each in self.watchers:
@@ -150,7 +150,7 @@ class ApiServer:
                 each.events.put(_line("BOOKMARK", given))
 
     def pass_time(self, seconds: float) -> None:
-        """Let time go by: watches end that were asked to, and the others hear a bookmark."""
+        """Move the clock: watches whose time is over end, and the others get a bookmark."""
         with self.lock:
             self.clock += seconds
             for each in [*self.watchers]:
@@ -160,7 +160,7 @@ class ApiServer:
         self.bookmark()
 
     def forget(self) -> None:
-        """Know nothing any more of what happened, and tell the watches so."""
+        """Forget all earlier changes, and report that to the watches."""
         with self.lock:
             self.version += 1
             self.floor, self.history = self.version, []
@@ -261,7 +261,10 @@ class ApiServer:
             return 200, self._keep(key[0], there, "MODIFIED")
 
     def _accepted(self, given: Object) -> Object:
-        """Return a slice as it is kept: without what gates drop, and in the server's spelling."""
+        """Return a slice as the server stores it.
+
+        It lacks the fields whose gates are off, and has the server's spelling.
+        """
         made: Object = _plain(copy.deepcopy(given))
         spec = made["spec"]
         if "sharedCounters" in self.lacking:
@@ -275,7 +278,7 @@ class ApiServer:
         return made
 
     def watch(self, resource: str, query: dict[str, str]) -> Watcher | None:
-        """Return a watch with all that has happened since; None where that isn't known."""
+        """Return a watch with all changes since a version; None if they aren't known."""
         since = int(query.get("resourceVersion") or 0)
         with self.lock:
             if since < self.floor:
@@ -319,7 +322,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *words: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         self._serve("GET")
@@ -442,7 +445,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 1024
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that went."""
+        """Print nothing about clients that have disconnected."""
 
 
 @contextlib.contextmanager
@@ -482,7 +485,7 @@ def _certified() -> tempfile.TemporaryDirectory[str]:
 
 
 def certify(folder: Path) -> None:
-    """Make an authority (ca), and certificates by it for a server at 127.0.0.1 and a client."""
+    """Make an authority (ca), and its certificates for a server at 127.0.0.1 and for a client."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)

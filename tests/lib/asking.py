@@ -1,4 +1,4 @@
-"""Devices of containers that ask for those of a test's machines."""
+"""Devices that containers get when they ask for those of a test's machines."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +21,10 @@ def answered(
     beside: Iterable[Inventory] = (),
     **more: Any,
 ) -> Allocation | None:
-    """Return the answer to an environment; ``beside`` are other vendors', ``more`` of the spec."""
+    """Return the allocation for an environment.
+
+    ``beside`` are inventories of other vendors, and ``more`` are further fields of the spec.
+    """
     every = {each.vendor: each for each in (found, *beside)}
     return resolve(spec_with(*env, **more), config or Config(), inventories=every)
 
@@ -38,7 +41,7 @@ def planned(found: Inventory, *env: str, **more: Any) -> Plan:
 
 
 def labels(answer: Allocation) -> list[str]:
-    """Return the devices that a container gets."""
+    """Return the labels of the devices that a container gets."""
     return [device.label for grant in answer.grants for device in grant.devices]
 
 
@@ -47,5 +50,5 @@ def of_kind(plan: Plan, kind: str) -> list[dict[str, Any]]:
 
 
 def places(plan: Plan, kind: str = "device") -> list[str]:
-    """Return where in the container the nodes are, or what else is of that kind."""
+    """Return the paths in the container of a plan's device nodes, or of another kind."""
     return [op["destination"] for op in of_kind(plan, kind)]

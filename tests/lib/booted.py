@@ -35,20 +35,23 @@ def call(*words: str | Path) -> str:
 
 
 def wait_for_docker() -> None:
-    """Wait until Docker starts containers: it answers before it has its containerd again."""
+    """Wait until Docker starts containers.
+
+    Docker responds before it has its containerd again.
+    """
     words = ["docker", "run", "--rm", "--network=none", BUSYBOX, "busybox", "true"]
     wait_until(lambda: run(words).status == 0, "Docker starts containers")
 
 
 def restart_docker(*units: str) -> None:
-    """Restart units of Docker's, as often as a test likes."""
+    """Restart Docker's units, without a limit on the number of restarts."""
     call("systemctl", "reset-failed", "docker", "docker.socket", "containerd")
     call("systemctl", "restart", *units)
     wait_for_docker()
 
 
 def set_docker(**settings: object) -> None:
-    """Change settings of Docker's, and restart it."""
+    """Change Docker's settings, and restart Docker."""
     before = json.loads(DAEMON_JSON.read_text()) if DAEMON_JSON.exists() else {}
     DAEMON_JSON.write_text(json.dumps({**before, **settings}))
     restart_docker("docker")
@@ -67,7 +70,7 @@ def packages() -> list[Path]:
 
 
 def traces() -> set[str]:
-    """Return every path that has a name of ours or of devices, where a package could leave one."""
+    """Return each path with a name of gpuhook or of devices, where a package could leave one."""
     found = set[str]()
     for top in ("/etc", "/usr", "/var/lib", "/run"):
         for folder, folders, names in os.walk(top):
@@ -78,7 +81,7 @@ def traces() -> set[str]:
 
 
 def set_config(*settings: str) -> None:
-    """Change /etc/gpuhook/config.toml as the pages say."""
+    """Change /etc/gpuhook/config.toml with the command that the documentation names."""
     call("gpuhook", "config", "set", *settings)
 
 
@@ -90,14 +93,14 @@ class Container:
     name: str
 
     def exec(self, *words: str) -> Result:
-        """Run a command inside."""
+        """Run a command inside the container."""
         return run([*self.engine, "exec", self.name, *words])
 
     def opens(self) -> dict[int, str]:
-        """Return what open() gives inside for each GPU's minor.
+        """Return the result of open() inside the container for each GPU's minor.
 
-        For those that weren't asked for, whose nodes aren't there, as root in a container can make
-        one.
+        GPUs that weren't requested have no nodes here. This makes them, as root in a container
+        can.
         """
         script = "\n".join(
             f"p=/dev/nvidia{minor}; [ -e $p ] || p=/tmp/nvidia{minor}\n"
@@ -109,35 +112,35 @@ class Container:
         return dict(enumerate(lines))
 
     def has_what_it_asked_for(self) -> bool:
-        """Tell whether it can open the GPUs it asked for; AssertionError if it can open another."""
+        """Return whether the container can open its GPUs; AssertionError if it can open another."""
         opened = self.opens()
         assert all(opened[minor] == DENIED for minor in REFUSED), opened
         return all(opened[minor] == ALLOWED for minor in GIVEN)
 
     def property(self, field: str) -> str:
-        """Return what the engine's inspect says by a template."""
+        """Return a value that the engine's inspect command prints for a template."""
         return call(*self.engine, "inspect", "--format", field, self.name).strip()
 
     def scope(self) -> str:
-        """Return the name of systemd's unit that is the container's cgroup."""
+        """Return the name of the systemd unit that is the container's cgroup."""
         pid = self.property("{{.State.Pid}}")
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()  # v1 has several
         return next(part for part in "/".join(lines).split("/") if part.endswith(".scope"))
 
 
 def daemon_reload(_: Container) -> None:
-    """Have systemd read its units again, and wait until it has done what that queued."""
+    """Make systemd read its units again, and wait until the queued work is done."""
     call("systemctl", "daemon-reload")
     call("systemd-run", "--wait", "--quiet", "true")
 
 
 def set_property(container: Container) -> None:
-    """Have systemd write one of the cgroup's properties, and what else it knows of it."""
+    """Make systemd write one of the cgroup's properties, and its other settings of the cgroup."""
     call("systemctl", "set-property", "--runtime", container.scope(), "CPUWeight=50")
 
 
 def update(container: Container) -> None:
-    """Have the engine and its low-level runtime write the cgroup."""
+    """Make the engine and its low-level runtime write the cgroup's settings."""
     call(*container.engine, "update", "--cpu-shares=512", container.name)
 
 
@@ -150,19 +153,19 @@ DISTURBANCES: Mapping[str, Callable[[Container], None]] = {
 
 
 def survived_by(engine: str, runtime: str) -> list[str]:
-    """Return which of DISTURBANCES a container survives that this runtime has made.
+    """Return the names of DISTURBANCES that a container of this runtime survives.
 
-    With crun 1.8 on v2 Docker's update fails, and the kernel ends the container for want of memory,
-    also where crun is called by Docker itself.
+    With crun 1.8 on cgroup v2, docker update fails, and the kernel ends the container because
+    memory is short. This also happens if Docker itself calls crun.
     """
     fatal = CRUN_IS_OLD and (engine, runtime) == ("docker", "crun")
     return [name for name in DISTURBANCES if not (fatal and name == "update")]
 
 
 def disturb(container: Container, what: str) -> bool:
-    """Do one of DISTURBANCES twice; tell whether the GPUs can still be opened.
+    """Do one of DISTURBANCES twice; return whether the GPUs can still be opened.
 
-    If not, see that ``gpuhook repair`` gives them back.
+    If not, check that ``gpuhook repair`` restores the access.
     """
     assert container.has_what_it_asked_for()
     for _ in range(2):
@@ -176,7 +179,10 @@ def disturb(container: Container, what: str) -> bool:
 
 
 def forget_links() -> None:
-    """Remove the links in /dev/char to the driver's nodes, of which /dev itself has none."""
+    """Remove the links in /dev/char to the driver's nodes.
+
+    /dev itself has none of these nodes.
+    """
     for link in Path("/dev/char").iterdir():
         if link.readlink().is_relative_to(DRIVER):
             link.unlink()
@@ -186,7 +192,7 @@ def forget_links() -> None:
 def running(
     name: str, engine: Sequence[str], options: Sequence[str] = (), env: str = REQUEST
 ) -> Iterator[Container]:
-    """Start a container that asks for GPUs and sleeps, until the end of the block."""
+    """Run a container that asks for GPUs and sleeps, until the end of the block."""
     started = Container(tuple(engine), name)
     words = [*engine, "run", "--detach", "--name", name, "--env", env, *options]
     try:

@@ -1,4 +1,4 @@
-"""Make the archive of images that the tests on a machine that boots load, with their probes.
+"""Archive of the images that the tests on a booted machine load, with their probes.
 
 usage: carried_images.py ARCHIVE
 """
@@ -13,7 +13,7 @@ _KINDS = ("busybox", "debian")
 
 
 def main() -> None:
-    """Write the archive, of this machine's packages and for its architecture."""
+    """Write the archive from this host's packages, for its architecture."""
     with tempfile.TemporaryDirectory() as folder:
         roots = images.build(Path(folder, "roots"), images.compile_probes(Path(folder, "probes")))
         images.save({kind: roots[kind] for kind in _KINDS}, Path(sys.argv[1]))

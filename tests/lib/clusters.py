@@ -1,4 +1,4 @@
-"""Schedulers on the three machines of ``nodes``: Docker's swarm, Slurm; and one Prometheus."""
+"""Schedulers on the three machines of ``nodes``: Docker Swarm and Slurm, and one Prometheus."""
 
 import json
 import re
@@ -27,13 +27,13 @@ _OPEN_ALL = (
 
 
 def uuids(text: str) -> set[str]:
-    """Return the GPUs that ``nvidia-smi -L`` has printed."""
+    """Return the UUIDs of the GPUs that ``nvidia-smi -L`` has printed."""
     return set(_UUID.findall(text))
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task of a service that runs, and the GPUs that the manager says it has."""
+    """A running task of a service, and the GPUs that the manager reports for it."""
 
     id: str
     node: Node
@@ -58,7 +58,7 @@ class Swarm:
         )
 
     def remove(self, *names: str) -> None:
-        """Remove services, or all, and wait until the nodes' GPUs are free."""
+        """Remove these services, or all if none is named, and wait until no container is left."""
         every = FIRST.call("docker", "service", "ls", "--format={{.Name}}").split()
         for name in names or every:
             FIRST.call("docker", "service", "rm", name)
@@ -70,11 +70,11 @@ class Swarm:
         return not any(node.call("docker", "ps", "--quiet", "--filter", label) for node in NODES)
 
     def history(self, name: str) -> str:
-        """Return all that the manager says of a service's tasks."""
+        """Return the manager's report on all tasks of a service."""
         return FIRST.call("docker", "service", "ps", "--no-trunc", name)
 
     def tasks(self, name: str) -> list[Task]:
-        """Return the tasks that run."""
+        """Return the running tasks of a service."""
         words = ("docker", "service", "ps", "--quiet", "--no-trunc", "--filter")
         ids = FIRST.call(*words, "desired-state=running", name).split()
         found = []
@@ -88,7 +88,7 @@ class Swarm:
         return found
 
     def running(self, name: str, count: int, timeout: float = 60.0) -> list[Task]:
-        """Wait until that many tasks of a service run; each has what the manager gave it."""
+        """Wait until that many tasks of a service run, and check that each has its GPUs."""
         wait_until(
             lambda: len(self.tasks(name)) == count,
             f"{count} tasks of {name} run",
@@ -102,7 +102,7 @@ class Swarm:
         return tasks
 
     def seen(self, task: Task) -> set[str]:
-        """Return a task's GPUs as its container sees them, and as the kernel lets it open them."""
+        """Return the GPUs that a task can open; its container must see the same GPUs."""
         inside = ("docker", "exec", task.container, "sh", "-c")
         lines = task.node.call(*inside, _OPEN_ALL).split()[1::2]
         assert set(lines) <= {ALLOWED, DENIED}
@@ -119,7 +119,7 @@ class Slurm:
     """Jobs of an ordinary user, who submits them on node1."""
 
     def call(self, *words: str, stdin: str = "") -> Result:
-        """Run a command of Slurm's as that user."""
+        """Run a Slurm command as that user."""
         ids = (f"--reuid={USER_ID}", f"--regid={USER_ID}", "--clear-groups")
         return FIRST.run("setpriv", *ids, *words, stdin=stdin)
 
@@ -130,7 +130,7 @@ class Slurm:
         return self.call(*words, *options, stdin=script).ok().stdout.strip()
 
     def job(self, number: str) -> dict[str, str]:
-        """Return what the controller says of a job."""
+        """Return the fields that the controller reports for a job."""
         line = FIRST.call("scontrol", "--oneliner", "show", "job", number)
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
@@ -155,24 +155,27 @@ class Slurm:
         return printed()
 
     def cancel_all(self) -> None:
-        """End all jobs, and wait until they have."""
+        """Cancel all jobs, and wait until they have ended."""
         FIRST.call("scancel", f"--user={USER_ID}")
         wait_until(lambda: not FIRST.call("squeue", "--noheader"), "no job is left", interval=0.2)
 
     def states(self) -> dict[str, str]:
-        """Return the state of each node as the controller has it; ``*``: it doesn't answer."""
+        """Return each node's state as the controller reports it; ``*`` marks a silent node."""
         words = FIRST.call("sinfo", "--noheader", "--Node", "--format=%N %T").split()
         return dict(zip(words[::2], words[1::2], strict=True))
 
 
 class Prometheus:
-    """The one on node1."""
+    """The Prometheus server on node1."""
 
     def __init__(self) -> None:
         self._version = FIRST.call("prometheus", "--version").split()[2]
 
     def ask(self, expression: str) -> dict[str, float]:
-        """Return the values of a query by their ``instance``; of a sum there is one, of ""."""
+        """Return the values of a query by ``instance``.
+
+        A sum has only one value, and its instance is an empty text.
+        """
         ran.add("Prometheus", self._version, ran.distribution())
         words = urllib.parse.urlencode({"query": expression})
         with urllib.request.urlopen(f"http://127.0.0.1:9090/api/v1/query?{words}") as answer:

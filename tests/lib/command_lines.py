@@ -1,4 +1,4 @@
-"""The commands that a command line has."""
+"""All commands and groups of a command line."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ WIDTH = 78  # of the help's lines
 def commands(
     command: click.Command, name: str, parent: click.Context | None = None
 ) -> Iterator[tuple[str, Command, click.Context]]:
-    """Yield every command and group: how it is called, itself, and its context."""
+    """Yield the call, the object and the context of each command and group."""
     width = None if parent else WIDTH
     context = click.Context(command, info_name=name, parent=parent, terminal_width=width)
     assert isinstance(command, Command), "gpuhook.tools.cli._help makes every command"

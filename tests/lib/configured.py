@@ -10,7 +10,7 @@ from click.testing import Result
 
 
 def check(case: dict[str, Any], folder: Path, configure: Callable[..., Result]) -> None:
-    """Run a case, all files in a folder of its own; AssertionError where they aren't as it says."""
+    """Run a case with all files in its own folder; AssertionError if the results differ from it."""
     given, expected = case["input"], case["expected"]
     config, drop_in = folder / "config", folder / "conf.d" / "99-nvidia.toml"
     text = given.get("config")

@@ -1,4 +1,4 @@
-"""JSON values that are damaged somewhere, for what reads what was written down."""
+"""JSON values that are damaged in one place, for readers of saved data."""
 
 import copy
 from collections.abc import Iterator
@@ -8,7 +8,10 @@ _WRONG = (1.5, [1.5], {"x": 1.5})  # what nothing of ours has anywhere
 
 
 def every(value: Any, most: int = 2) -> Iterator[Any]:
-    """Yield a value with something else in each of its places in turn; ``most`` of each list."""
+    """Yield copies of a value, each with a wrong value in one place.
+
+    Of each list, only the first ``most`` items are changed.
+    """
     for place in _places(value, most):
         for new in _WRONG:
             made = copy.deepcopy([value])
@@ -21,7 +24,7 @@ def every(value: Any, most: int = 2) -> Iterator[Any]:
 
 
 def without(value: dict[str, Any], *keys: str) -> Iterator[dict[str, Any]]:
-    """Yield an object without each of the keys in turn."""
+    """Yield copies of an object, each without one of the keys."""
     yield from ({key: each for key, each in value.items() if key != gone} for gone in keys)
 
 

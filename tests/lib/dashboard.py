@@ -22,12 +22,12 @@ def load() -> dict[str, Any]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Return the panels that ask for something."""
+    """Return the panels that have queries."""
     return [each for each in load()["panels"] if each["type"] != "row"]
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Yield (what it is for, PromQL) of each panel and variable."""
+    """Yield (purpose, PromQL) of each panel and variable."""
     for panel in panels():
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
@@ -37,7 +37,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def _of_variable(query: str) -> str:
-    """Return PromQL for what only Grafana understands."""
+    """Return PromQL for a variable's query that only Grafana understands."""
     if match := _LABEL_VALUES.fullmatch(query):
         return f"count by ({match[2]}) ({match[1]})"
     match = _QUERY_RESULT.fullmatch(query)
@@ -46,7 +46,7 @@ def _of_variable(query: str) -> str:
 
 
 def filled(expression: str, window: str) -> str:
-    """Return a query as Grafana sends it where everything is chosen."""
+    """Return a query as Grafana sends it when all values are chosen."""
     for name in ("__rate_interval", "__range"):
         expression = expression.replace(f"${name}", window)
     names = "|".join(each["name"] for each in load()["templating"]["list"])

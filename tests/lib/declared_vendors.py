@@ -1,4 +1,4 @@
-"""The tables of docs/vendors/declared.md, and machines with what they declare."""
+"""Tables of docs/vendors/declared.md, and machines with the devices that they declare."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def tables() -> dict[str, str]:
 
 
 class NodesOnPaper(Tree):
-    """A tree for those who may not make nodes: it notes them, and makes files in their place."""
+    """A tree for users who may not make nodes: it records them and makes files in their place."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -34,7 +34,7 @@ class NodesOnPaper(Tree):
 
 
 def simulated(root: Path, config: Config, name: str, count: int, **settings: str) -> NodesOnPaper:
-    """Return a simulated machine with a declared vendor's devices; its nodes are on paper."""
+    """Return a simulated machine with a declared vendor's devices; its nodes are recorded."""
     tree = NodesOnPaper(str(root))
     simulates = simulator(registry.all_vendors(config)[name])
     assert simulates is not None
@@ -43,7 +43,7 @@ def simulated(root: Path, config: Config, name: str, count: int, **settings: str
 
 
 def looked_at(root: Path, config: Config, name: str) -> Inventory:
-    """Return what is found of a declared vendor below a driver root."""
+    """Return the inventory of a declared vendor below a driver root."""
     config.root = str(root)
     found: Inventory = contract.load(registry.all_vendors(config)[name]).discover(config)
     return found

@@ -1,9 +1,10 @@
-"""A kubelet as far as DRA's plugins see one: its registry, its calls, and its rules.
+"""A kubelet as DRA plugins see one: its registry, its calls, and its rules.
 
-Behaves as the kubelet's plugin watcher and DRA manager do (pkg/kubelet/pluginmanager, cm/dra of
-Kubernetes): it looks for sockets in the folder of registrations, asks each for its name and its
-services and says what became of that; the newest instance of a driver is called; a claim that the
-answer misses, or that nobody asked for, fails the pod. Messages are read and written by hand.
+It behaves like the kubelet's plugin watcher and DRA manager (pkg/kubelet/pluginmanager, cm/dra
+of Kubernetes). It looks for sockets in the folder of registrations, asks each plugin for its
+name and its services, and reports the result to the plugin. It calls the newest instance of a
+driver. A claim that the answer lacks, or that wasn't asked for, fails the pod. Messages are
+read and written by hand.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ class Claim(NamedTuple):
 
 
 class Device(NamedTuple):
-    """A device of an answer."""
+    """A device in a plugin's answer."""
 
     requests: list[str]
     pool: str
@@ -81,15 +82,16 @@ class Plugin:
     lists: int = 0
 
     def call(self, method: str, request: bytes, timeout: float = DEADLINE_S) -> bytes:
-        """Return its answer; grpc.RpcError where there is none."""
+        """Return the plugin's answer to a call; grpc.RpcError if there is none."""
         answer: bytes = self.channel.unary_unary(self.service + method)(request, timeout=timeout)
         return answer
 
 
 class DraKubelet:
-    """A kubelet with its two folders, which last; ``knows`` are the services that it calls.
+    """A kubelet with its two folders, which outlast it; ``knows`` are the services that it calls.
 
-    Safe to use from several threads. Stops with the block, if it is used in one.
+    It is safe to use from several threads. It stops at the end of the block, if it is used in
+    one.
     """
 
     def __init__(self, folder: Path, knows: Sequence[str] = (*PLUGINS, *HEALTH)) -> None:
@@ -111,7 +113,7 @@ class DraKubelet:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let go of all plugins, and look for none."""
+        """Disconnect from all plugins, and stop looking for new ones."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -179,7 +181,7 @@ class DraKubelet:
         return plugin
 
     def _listen(self, plugin: Plugin, service: str) -> None:
-        """Take in how devices are, again and again, until the plugin is gone."""
+        """Read the health of the devices again and again, until the plugin is gone."""
         while not plugin.gone:
             with contextlib.suppress(grpc.RpcError, ValueError):
                 for text in plugin.channel.unary_stream(service + "NodeWatchResources")(b""):
@@ -198,13 +200,13 @@ class DraKubelet:
     # What it asks -----------------------------------------------------------------------------
 
     def instances(self, driver: str) -> list[Plugin]:
-        """Return a driver's instances that are registered, the newest last."""
+        """Return the registered instances of a driver, the newest last."""
         with self._changed:
             every = [plugin for _, plugin in self._seen.values()]
             return [each for each in every if each is not None and each.name == driver]
 
     def wait(self, driver: str, count: int = 1) -> Plugin:
-        """Wait until a driver has so many instances; return the newest."""
+        """Wait until a driver has ``count`` instances; return the newest."""
         self.wait_until(lambda: len(self.instances(driver)) == count, f"{count} of {driver}")
         return self.instances(driver)[-1]
 
@@ -219,7 +221,10 @@ class DraKubelet:
     def prepare(
         self, driver: str, *claims: Claim, plugin: Plugin | None = None
     ) -> dict[str, list[Device] | str]:
-        """Return by uid what a driver has prepared, or its error. PodError for a wrong answer."""
+        """Return the prepared devices or the error of each claim, by uid.
+
+        PodError for a wrong answer.
+        """
         text = self._ask(plugin or self.wait(driver), "NodePrepareResources", claims)
         found: dict[str, list[Device] | str] = {}
         for uid, answer in self._answers(text, claims):
@@ -240,7 +245,7 @@ class DraKubelet:
     def unprepare(
         self, driver: str, *claims: Claim, plugin: Plugin | None = None
     ) -> dict[str, str]:
-        """Return by uid the error of each claim, "" where it was put back."""
+        """Return the error of each claim by uid, "" for a released claim."""
         text = self._ask(plugin or self.wait(driver), "NodeUnprepareResources", claims)
         return {uid: wire.string(answer, 1) for uid, answer in self._answers(text, claims)}
 
@@ -269,7 +274,7 @@ class DraKubelet:
         yield from entries
 
     def wipe(self) -> None:
-        """Remove both folders' content, as an administrator who starts from nothing."""
+        """Remove the content of both folders, like an administrator who starts from nothing."""
         for folder in (self.registry, self.plugins):
             for path, _, names in os.walk(folder, topdown=False):
                 for name in names:

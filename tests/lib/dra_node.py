@@ -1,4 +1,4 @@
-"""One node that publishes to the API server of the tests, with a clock that a test moves."""
+"""A node that publishes to the tests' API server, with a clock that a test moves."""
 
 import random
 import time
@@ -17,7 +17,7 @@ DRIVER = "gpu.example.com"
 
 
 def device(name: str, taint: str = "", **more: Any) -> Object:
-    """Return a device as slices have it; ``taint`` is key=value:effect without the domain."""
+    """Return a device as it is in slices; ``taint`` is key=value:effect without the domain."""
     made: Object = {"name": name, "attributes": {"type": {"string": "gpu"}}, **more}
     made["capacity"] = {"memory": {"value": "80Gi"}, "cores": {"value": "132000"}}
     if taint:
@@ -31,7 +31,7 @@ def device(name: str, taint: str = "", **more: Any) -> Object:
 def slices(
     *contents: list[Object], node: str = "n1", driver: str = DRIVER, **spec: Any
 ) -> list[Object]:
-    """Return the slices of a node, of which each holds a list of devices."""
+    """Return the slices of a node, each with one list of devices."""
     pool = {"name": node, "generation": 1, "resourceSliceCount": len(contents)}
     return [
         {
@@ -45,13 +45,13 @@ def slices(
 
 
 def counted(name: str, gpu: str, count: int) -> Object:
-    """Return a device that uses so many of a GPU's slices."""
+    """Return a device that uses ``count`` slices of a GPU."""
     uses = {"counterSet": gpu, "counters": {"slices": {"value": str(count)}}}
     return device(name, consumesCounters=[uses])
 
 
 def counters(*gpus: str, node: str = "n1") -> Object:
-    """Return the content of a slice with only counters: seven slices for each GPU."""
+    """Return a ResourceSlice that has only counters: seven slices for each GPU."""
     sets = [{"name": gpu, "counters": {"slices": {"value": "7"}}} for gpu in gpus]
     [made] = slices([], node=node)
     made["spec"]["sharedCounters"] = sets
@@ -60,7 +60,7 @@ def counters(*gpus: str, node: str = "n1") -> Object:
 
 
 class Node:
-    """A keeper and its loop; ``said`` are the sentences, ``now`` is the time."""
+    """A SliceReconciler and its loop; ``said`` are its messages, ``now`` is its time."""
 
     def __init__(self, api: ApiServer, name: str = "n1", token: str = TOKEN) -> None:
         self.api = api
@@ -73,14 +73,14 @@ class Node:
         self.keeper = SliceReconciler(self.client, name, self.said.append, lambda: self.now, rng)
 
     def want(self, *given: list[Object] | Object, drivers: tuple[str, ...] = ()) -> None:
-        """Have it publish slices, both with counters of their own and without."""
+        """Make the node publish slices, with counters in separate slices or with the devices."""
         flat = [each for one in given for each in (one if isinstance(one, list) else [one])]
         for each in flat:
             each["spec"]["pool"]["resourceSliceCount"] = len(flat)
         self.keeper.want({APART: flat, TOGETHER: flat}, drivers)
 
     def run(self, until: Callable[[], object], seconds: float = 0.0) -> None:
-        """Let it work until something is so, while its clock goes on by ``seconds`` in all."""
+        """Run the node until a condition holds, while its clock advances by ``seconds`` in all."""
         stop, end = time.monotonic() + 60, self.now + seconds
         while True:
             self.keeper.tend()
@@ -94,7 +94,7 @@ class Node:
             assert time.monotonic() < stop, f"{self.said} {self.api.asked[-12:]}"
 
     def rest(self, seconds: float = 0.0) -> None:
-        """Let it work for so long, by its clock, and until it has nothing more to do by then."""
+        """Run the node for ``seconds`` of its clock, and until no work is due by then."""
         end = self.now + seconds
         while True:
             self.keeper.tend()
@@ -108,16 +108,16 @@ class Node:
         self.now = end
 
     def writes(self) -> int:
-        """Return how many requests to write slices there were."""
+        """Return the number of requests that write slices."""
         return sum(self.api.count(method, "resourceslices") for method in ("POST", "PUT", "DELETE"))
 
     def names(self) -> list[str]:
-        """Return the names of the devices that are published, in their order."""
+        """Return the names of the published devices, in their order."""
         found = self.api.slices(self.name)
         return [each["name"] for one in found for each in one["spec"].get("devices", [])]
 
     def taints(self) -> list[tuple[str, str]]:
-        """Return (device, key of its taint) of what is published."""
+        """Return (device, key of the taint) for each taint of the published devices."""
         found = self.api.slices(self.name)
         devices = [each for one in found for each in one["spec"].get("devices", [])]
         return [

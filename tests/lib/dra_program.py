@@ -1,9 +1,9 @@
-"""``gpuhook dra`` with claims from a folder instead of an API server; a program of the tests.
+"""``gpuhook dra`` with claims from a folder instead of an API server, as a program of the tests.
 
-Its words are a JSON object: config, claims (the folder), node, options, and ``limit``, the seconds
-for a claim's work. With ``killable`` a file KILL in the folder of claims, where there is one, says
-in which work (prepare, unprepare, sweep) and before which change of a file there, counted from 1,
-the child ends itself and all of the service.
+Its argument is a JSON object: config, claims (the folder), node, options, and ``limit``, the
+seconds for a claim's work. With ``killable``, the folder of claims may have a file KILL. That
+file names a kind of work (prepare, unprepare, sweep) and the number of a file change in it,
+counted from 1. Before that change, the child kills itself and the whole service.
 """
 
 import contextlib
@@ -29,7 +29,10 @@ _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chm
 
 
 class FolderClaims:
-    """Claims that lie as NAMESPACE_NAME.json in a folder; one that says ``hang`` takes so long."""
+    """Claims from files NAMESPACE_NAME.json in a folder.
+
+    ``hang`` in a claim is the number of seconds that its reading takes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,7 +62,7 @@ class FolderClaims:
 
 
 def _end_where_told(told: Path) -> None:
-    """Have a claim's child end the service before the change that a file says, if it is there."""
+    """Make a claim's child end the service before the change that a file names, if it exists."""
     service_pid = os.getpid()
     seen = [0]
 

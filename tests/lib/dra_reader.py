@@ -1,7 +1,7 @@
-"""Objects of resource.k8s.io as others read them: Kubernetes' own models, its rules, and CEL.
+"""Objects of resource.k8s.io as other programs read them: Kubernetes' models, its rules, and CEL.
 
-The rules are those of the API's documentation (resource/v1 types), written down again here, and
-not gpuhook's.
+The rules come from the API's documentation (resource/v1 types). They are written again here,
+and are not gpuhook's.
 """
 
 import json
@@ -28,7 +28,7 @@ _MODELS = {"ResourceSlice": "V1ResourceSlice", "DeviceClass": "V1DeviceClass"}
 
 
 def read(each: Object) -> Any:
-    """Return an object as Kubernetes' models have it, having lost nothing: no field is unknown."""
+    """Return an object as Kubernetes' models read it, and check that they know each field."""
     api = client.ApiClient()
     model = api.deserialize(json.dumps(each), _MODELS[each["kind"]], "application/json")
     assert api.sanitize_for_serialization(model) == each
@@ -36,7 +36,7 @@ def read(each: Object) -> Any:
 
 
 def check(objects: Iterable[Object], release: tuple[int, int] = (1, 35)) -> list[Any]:
-    """Check all that a node publishes; return its slices as models."""
+    """Check everything that a node publishes; return its slices as models."""
     every = [read(each) for each in objects]
     slices = [each for each in every if each.kind == "ResourceSlice"]
     classes = [each for each in every if each.kind == "DeviceClass"]
@@ -112,7 +112,7 @@ def _check_device(device: Any, sets: dict[str, dict[str, Any]]) -> None:
 
 
 def _check_policy(capacity: Any, policy: Any, device: Any) -> None:
-    """Check how much of a capacity claims may ask for (resource/v1, CapacityRequestPolicy)."""
+    """Check the policy for requests of a capacity (resource/v1, CapacityRequestPolicy)."""
     if policy is None:
         return
     assert device.allow_multiple_allocations
@@ -136,7 +136,7 @@ def _check_policy(capacity: Any, policy: Any, device: Any) -> None:
 
 
 def chosen(slices: Iterable[Any], expression: str) -> list[str]:
-    """Return the names of the devices that a claim's expression in CEL chooses."""
+    """Return the names of the devices that a claim's CEL expression selects."""
     environment = celpy.Environment()
     program = environment.program(
         environment.compile(expression),

@@ -7,16 +7,16 @@ _GRPCS_OWN = ("event_engine", "lifeguard", "grpc_global_tim")  # threads that on
 
 
 def memory(pids: Iterable[int]) -> int:
-    """Return the bytes of memory that processes have, what others have too by its share."""
+    """Return the bytes of memory that processes use; of shared memory, their share counts."""
     rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
     lines = [line.split() for text in rollups for line in text.splitlines()]
     return sum(int(words[1]) << 10 for words in lines if words[0] == "Pss:")
 
 
 def woken(pids: Iterable[int]) -> int:
-    """Return how often threads have waited for something until now, but for gRPC's own.
+    """Return how often threads have waited until now, except for gRPC's own threads.
 
-    Those wake up eight times a second together, and more often where there are more processors.
+    Together those wake up eight times a second, and more often on hosts with more processors.
     """
     tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
     statuses = [(task / "status").read_text() for task in tasks]

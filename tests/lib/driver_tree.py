@@ -1,4 +1,4 @@
-"""A driver root under construction, for tests of what is found in one."""
+"""A driver root under construction, for tests of the files that are found in one."""
 
 import subprocess
 from collections.abc import Callable
@@ -18,7 +18,7 @@ LIBS = own.FOLDER[1:]
 
 
 class Root:
-    """A driver root below ``path``, of a driver of one version."""
+    """A driver root below ``path``, with a driver of one version."""
 
     def __init__(self, path: Path, library: LibraryBuilder, version: str = VERSION) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class Root:
         place.symlink_to(target)
 
     def make_cache(self, *folders: str) -> None:
-        """Have the real ldconfig write the root's cache."""
+        """Write the root's cache with the real ldconfig."""
         conf = "".join(f"/{folder}\n" for folder in folders or (LIBS,))
         self.put("etc/ld.so.conf", conf.encode())
         command = ["/sbin/ldconfig", "-r", str(self.path), "-X"]
@@ -66,7 +66,7 @@ class Root:
             return driver_files.find_all(root, index, self.version, Locations(root, self.config))
 
     def refused(self) -> list[str]:
-        """Return which configured folders aren't searched, a sentence each."""
+        """Return a sentence for each configured folder that isn't searched."""
         with Rootfs(str(self.path)) as root:
             return Locations(root, self.config).refused
 
@@ -78,5 +78,5 @@ class Root:
 
 
 def targets(found: tuple[DriverFile, ...]) -> dict[str, str]:
-    """Return where files go, and where they are."""
+    """Return the path of each file by its target in the container."""
     return {file.target: file.path for file in found}

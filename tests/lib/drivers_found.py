@@ -1,4 +1,4 @@
-"""A machine whose vendors' drivers report what a test says."""
+"""A machine whose vendors' drivers report the state that a test sets."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from gpuhook.vendors.nvidia.vendor import VENDOR as NVIDIA
 
 @pytest.fixture
 def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have a machine with devices of NVIDIA's, and perhaps another driver that fails."""
+    """A function that sets a machine's NVIDIA devices, and optionally a driver that fails."""
 
     def have(found: Inventory, failing: contract.Vendor | None = None) -> None:
         def look(vendor: contract.Vendor, _: Config) -> Inventory:

@@ -1,6 +1,6 @@
 """Shared parts of tests on a machine with enforced SELinux: denials, and podman's callers.
 
-Without auditd the kernel's messages are all that says what was denied.
+Without auditd, only the kernel's messages report the denials.
 """
 
 import re
@@ -30,7 +30,7 @@ _NO_DRIVER = 'kmod="char-major-'
 
 @dataclass(frozen=True, order=True)
 class Denial:
-    """A denial for a domain and a type; ``line`` is the kernel's message."""
+    """A denial for a source domain and a target type; ``line`` is the kernel's message."""
 
     source: str
     target: str
@@ -41,17 +41,17 @@ class Denial:
 
     @property
     def rule(self) -> tuple[str, ...]:
-        """Return the rule of a policy that would allow it."""
+        """Return the policy rule that would allow the access."""
         return self.source, self.target, self.kind, self.what
 
     @property
     def is_of_ours(self) -> bool:
-        """Tell whether it was denied to one of our programs."""
+        """Tell whether the access was denied to one of our programs."""
         return self.command.startswith(("gpu-py", "gpuhook", "python"))
 
 
 class Denials:
-    """The denials of this boot, read bit by bit."""
+    """The denials of this boot, read in parts."""
 
     def __init__(self) -> None:
         call("sysctl", "--write", "kernel.printk_ratelimit=0")  # every message, however many
@@ -67,7 +67,7 @@ class Denials:
         return [denial for line in new if (denial := _denial(line))]
 
     def unusual(self) -> list[str]:
-        """Return the new denials that containers without GPUs don't have, or that are of ours."""
+        """Return the new denials of our programs, and those that containers without GPUs lack."""
         return [each.line for each in self.read() if each.is_of_ours or each.rule not in self.usual]
 
 
@@ -81,13 +81,13 @@ def _denial(line: str) -> Denial | None:
 
 
 def podman_run(caller: str, words: Sequence[str]) -> Result:
-    """Run a container of podman's; what it prints may not reach us, its status does."""
+    """Run a podman container and return its status; its output may be lost."""
     return run([*CALLERS[caller], "podman", "run", "--rm", "--network=none", *words], timeout=300.0)
 
 
 @contextmanager
 def without_the_module(debians: Path) -> Iterator[None]:
-    """Have the kernel enforce Debian's policy as it is, and labels as that gives them."""
+    """Make the kernel enforce Debian's own policy, with the labels that this policy sets."""
     ours = POLICY.read_bytes()
     POLICY.write_bytes(debians.read_bytes())
     call("load_policy")

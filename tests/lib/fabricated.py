@@ -1,4 +1,4 @@
-"""Machines made of files: what the doctor's checks look at in these tests."""
+"""Machines made of files, which the doctor's checks examine in these tests."""
 
 import json
 import os
@@ -22,7 +22,7 @@ BOOT = 1_700_000_000
 
 
 class Tree:
-    """A machine below a folder of its own."""
+    """A machine made of files below its own folder."""
 
     def __init__(self, root: Path, library: Callable[..., bytes]) -> None:
         self.root = root
@@ -58,9 +58,10 @@ class Tree:
         uid: int = 0,
         status: Mapping[str, str] | None = None,
     ) -> None:
-        """Have a program run since ``started``; None for an environment that can't be read.
+        """Add a process that has run since ``started``.
 
-        ``status`` are lines of its status that differ from those of root's own daemons.
+        ``environ`` is None for an environment that can't be read. ``status`` are the lines of
+        its status that differ from those of root's own daemons.
         """
         self.write("/proc/stat", f"cpu 1 2 3\nbtime {BOOT}\n")
         ticks = (started - BOOT) * os.sysconf("SC_CLK_TCK")
@@ -86,7 +87,7 @@ class Tree:
             self.write(f"/proc/{pid}/environ", "".join(f"{word}\0" for word in environ))
 
     def driver(self, module: str = VERSION, installed: str = VERSION, gpus: int = 2) -> None:
-        """Load a kernel module and install libraries, all but the device nodes."""
+        """Write the files of a loaded kernel module and of libraries, but no device nodes."""
         line = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {module}  Thu Oct 19 18:56:32\n"
         self.write("/proc/driver/nvidia/version", line)
         self.write("/proc/devices", "Character devices:\n195 nvidia\n508 nvidia-uvm\n")
@@ -106,7 +107,7 @@ class Tree:
         self.write("/etc/ld.so.cache", ldcache.merge(None, entries))
 
     def docker_answers(self, path: str, answer: Any, status: str = "200 OK") -> socket.socket:
-        """Listen where dockerd would and give this answer to every question."""
+        """Listen on dockerd's socket and return this answer to every request."""
         listener = socket.socket(socket.AF_UNIX)
         file = self.root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +135,7 @@ def _serve(listener: socket.socket, answer: bytes) -> None:
 
 
 def said(findings: Iterable[Finding]) -> dict[str, tuple[str, str]]:
-    """Return check -> (status, message), each check once."""
+    """Return check -> (status, message), and assert that each check occurs once."""
     found = {}
     for finding in findings:
         assert finding.check not in found

@@ -72,15 +72,15 @@ _FILES = {
 
 
 def systems() -> st.SearchStrategy[dict[str, str]]:
-    """Return texts by the path of a file, as there may be some before gpuhook is installed."""
+    """Return a strategy for texts by path: files that may exist before gpuhook's installation."""
     files = {path: st.sampled_from(texts) for path, texts in TEXTS.items()}
     return st.fixed_dictionaries({}, optional=files)
 
 
 def commands(*more: str, also: Sequence[list[str]] = ()) -> st.SearchStrategy[list[list[str]]]:
-    """Return the words of commands in turn.
+    """Return a strategy for sequences of commands, each a list of words.
 
-    ``more`` are options that need devices, ``also`` whole commands.
+    ``more`` are options that need devices, and ``also`` are whole commands.
     """
     options = [*_OPTIONS, more] if more else _OPTIONS
     chosen = st.tuples(*(st.sampled_from(("", "", *words)) for words in options))

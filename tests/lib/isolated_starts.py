@@ -28,9 +28,9 @@ print(*sys.modules)
 
 
 def started(state: str, root: str, *env: str, before: str = "") -> tuple[str, set[str]]:
-    """Return the answer to an environment, and the modules that are there then.
+    """Return the answer to an environment, and the modules that are loaded by then.
 
-    ``root`` is as driver-roots has it, ``before`` what is done before anything is asked for.
+    ``root`` is an entry of driver-roots, and ``before`` is code that runs before the request.
     """
     words = [sys.executable, "-I", "-S", "-c", START.format(before=before), str(SOURCES)]
     argv = [*words, state, root, *env]

@@ -1,10 +1,11 @@
-"""A kubelet as far as device plugins see one: its registry, its calls, its bookkeeping, its faults.
+"""A kubelet as device plugins see one: its registry, calls, bookkeeping and faults.
 
-Behaves as the kubelet's device manager does (pkg/kubelet/cm/devicemanager of Kubernetes): at its
-start it removes every socket of the folder, then makes its own; inside Register it connects back
-to the plugin; each message of ListAndWatch replaces the list; where a stream ends, all
-devices count as unhealthy and the resource stays; ids come in random order; what a container
-got lies in a checkpoint and isn't asked for again. Messages are read and written by hand.
+It behaves like the kubelet's device manager (pkg/kubelet/cm/devicemanager of Kubernetes). At
+its start it removes every socket of the folder, and then makes its own. Inside Register it
+connects back to the plugin. Each message of ListAndWatch replaces the list. When a stream
+ends, all devices count as unhealthy and the resource remains. Ids come in random order. A
+container's allocation is in a checkpoint and isn't requested again. Messages are read and
+written by hand.
 """
 
 import base64
@@ -41,7 +42,7 @@ class AdmissionError(Exception):
 
 
 class Mount(NamedTuple):
-    """A mount of an answer."""
+    """A mount in a plugin's answer."""
 
     container: str
     host: str
@@ -49,7 +50,7 @@ class Mount(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A device node of an answer."""
+    """A device node in a plugin's answer."""
 
     container: str
     host: str
@@ -78,9 +79,10 @@ class Device:
 
 @dataclass
 class Endpoint:
-    """A plugin that has registered one resource. ``calls`` are what it was asked: method, request.
+    """A plugin that has registered one resource.
 
-    ``lists`` counts the messages that came. ``connected`` ends with the stream.
+    ``calls`` are the calls to it: method, request. ``lists`` counts the received messages.
+    ``connected`` becomes false when the stream ends.
     """
 
     resource: str
@@ -104,7 +106,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Registration:
-    """A call of Register: the words of the request, and when the monotonic clock saw it."""
+    """A call of Register: the fields of the request, and its time by the monotonic clock."""
 
     version: str
     endpoint: str
@@ -124,13 +126,14 @@ def sockets(folder: Path) -> list[Path]:
 
 
 class Kubelet:
-    """A kubelet with its folder for device plugins, which is the one thing that lasts.
+    """A kubelet with its folder for device plugins, which is the only part that outlasts it.
 
-    ``refuse`` is what Register answers with instead of doing its work, ``delay`` how many seconds
-    it takes, ``version`` the one that it knows. ``registrations`` are all that came, those that
-    were refused as well; ``messages`` counts the lists that came since the beginning, ``calls``
-    has (method, resource, ids) of each call to a plugin. ``chance`` decides orders. Safe to use
-    from several threads. Stops with the block, if it is used in one; begins with ``start``.
+    ``refuse`` is the error that Register returns instead of doing its work. ``delay`` is the
+    time that Register takes, in seconds. ``version`` is the API version that it knows.
+    ``registrations`` are all registrations, including refused ones. ``messages`` counts the
+    lists since the beginning. ``calls`` has (method, resource, ids) of each call to a plugin.
+    ``chance`` decides orders. The kubelet is safe to use from several threads. It starts with
+    ``start``, and stops at the end of the block, if it is used in one.
     """
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
@@ -175,7 +178,7 @@ class Kubelet:
         os.link(live, self.folder / REGISTRY)
 
     def stop(self) -> None:
-        """End, as a kubelet does: streams break, and kubelet.sock stays, without a listener."""
+        """Stop like a kubelet: streams break, and kubelet.sock remains without a listener."""
         if self._server is None:
             return
         with self._changed:
@@ -188,7 +191,7 @@ class Kubelet:
         self._live().unlink(missing_ok=True)
 
     def restart(self) -> None:
-        """End and start again: registrations are lost, allocations are kept."""
+        """Stop and start again: registrations are lost, allocations are kept."""
         self.stop()
         self.start()
 
@@ -245,7 +248,7 @@ class Kubelet:
         threading.Thread(target=self._listen, args=(new, old), daemon=True).start()
 
     def _listen(self, endpoint: Endpoint, old: Endpoint | None) -> None:
-        """Take in what a plugin lists until its stream ends; the one before it is let go."""
+        """Close the earlier plugin's channel, and read a plugin's lists until its stream ends."""
         if old is not None:
             old.channel.close()
         try:
@@ -283,7 +286,7 @@ class Kubelet:
 
     @contextlib.contextmanager
     def reading_nothing(self) -> Iterator[None]:
-        """Take in no list for the length of the block, as a kubelet that is busy."""
+        """Read no list during the block, like a busy kubelet."""
         with self._reads:
             yield
 
@@ -295,7 +298,7 @@ class Kubelet:
     # What the node has ----------------------------------------------------------------------
 
     def resources(self) -> list[str]:
-        """Return the names of what has been registered since the start."""
+        """Return the names of the resources that were registered since the start."""
         with self._changed:
             return sorted(self._endpoints)
 
@@ -312,15 +315,15 @@ class Kubelet:
             }
 
     def capacity(self, resource: str) -> int:
-        """Return how many devices the node has, the unhealthy ones among them."""
+        """Return how many devices the node has, including unhealthy ones."""
         return len(self.devices(resource))
 
     def allocatable(self, resource: str) -> int:
-        """Return how many healthy devices the node has, those in use among them."""
+        """Return how many healthy devices the node has, including those in use."""
         return sum(each.healthy for each in self.devices(resource).values())
 
     def wait_until(self, condition: Any, what: str, seconds: float = PATIENCE_S) -> None:
-        """Wait until ``condition()`` holds, which is asked at each change; fail after a while."""
+        """Wait until ``condition()`` holds, and check it at each change; fail after a while."""
         with self._changed:
             end = time.monotonic() + seconds
             while not condition():
@@ -352,10 +355,10 @@ class Kubelet:
     # Pods ----------------------------------------------------------------------------------
 
     def admit(self, pod: str, requests: dict[str, int]) -> Answers:
-        """Allocate devices for a pod of one container, and return what it is started with.
+        """Allocate devices for a pod of one container, and return its start parameters.
 
-        A pod that has its devices already gets the same answer from the checkpoint, if those are
-        still there and healthy. AdmissionError if the kubelet wouldn't admit it.
+        A pod that already has devices gets the same answer from the checkpoint, if the devices
+        still exist and are healthy. AdmissionError if the kubelet wouldn't admit the pod.
         """
         if pod in self._pods:
             self._check_again(self._pods[pod])
@@ -377,7 +380,7 @@ class Kubelet:
         return merged
 
     def remove(self, pod: str) -> None:
-        """Take a pod's devices back."""
+        """Release a pod's devices."""
         del self._pods[pod]
         self._write_checkpoint()
 
@@ -387,7 +390,7 @@ class Kubelet:
         return healthy - self._used(resource)
 
     def preferred(self, resource: str, available: list[str], must: list[str], n: int) -> list[str]:
-        """Return what a plugin would rather give away."""
+        """Return the ids that a plugin prefers to allocate."""
         words = [(1, each) for each in available] + [(2, each) for each in must]
         request = wire.message(*words, (3, n))
         text = self._ask(resource, "GetPreferredAllocation", available, request)
@@ -453,7 +456,7 @@ class Kubelet:
 
 
 def _merge(merged: Answers, text: bytes) -> None:
-    """Add one resource's answer: what an earlier one has said stays."""
+    """Add one resource's answer; values of earlier answers are kept."""
     for key, number in (("envs", 1), ("annotations", 4)):
         merged[key] = {**wire.mapping(text, number), **merged[key]}  # type: ignore[literal-required]
     for each in wire.messages(text, 2):
@@ -470,7 +473,7 @@ def _merge(merged: Answers, text: bytes) -> None:
 
 @contextlib.contextmanager
 def relayed(*ends: socket.socket) -> Iterator[None]:
-    """Hand what comes from one of two connections to the other, during the block."""
+    """Relay data between two connections in both directions, during the block."""
 
     def hand_on(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -493,7 +496,7 @@ def relayed(*ends: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def dead_socket(path: Path) -> Iterator[None]:
-    """Put a socket there without a listener, as left by a killed process."""
+    """Make a socket without a listener during the block, as left by a killed process."""
     with socket.socket(socket.AF_UNIX) as new:
         new.bind(str(path))
     try:

@@ -30,7 +30,7 @@ echo python "$1" >{log}
 
 
 class Builds:
-    """Launchers that are compiled once, below a folder in which they look for what is saved."""
+    """Launchers that are compiled once, in a folder where they also look for saved data."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,17 +39,17 @@ class Builds:
 
     @functools.cached_property
     def launcher(self) -> Path:
-        """Compile the launcher, with less patience."""
+        """Compile the launcher, with a shorter timeout for answers."""
         return self._compile("launcher", {}, SOURCE, f"-DANSWER_MS={PATIENCE * 1000:.0f}")
 
     @functools.cached_property
     def bare(self) -> Path:
-        """Compile one that finds no config.toml, and low-level runtimes in PATH only."""
+        """Compile a launcher that finds no config.toml, and low-level runtimes only in PATH."""
         return self._compile("bare", {"DEFAULT_CONFIG": str(self.nowhere), "SEARCH_PATH": ""})
 
     @functools.cached_property
     def probe(self) -> Path:
-        """Compile the probe, which searches a few bytes at a time."""
+        """Compile the probe, which searches in chunks of 128 bytes."""
         return self._compile("probe", {}, PROBE, "-DCHUNK=128")
 
     def _compile(
@@ -62,16 +62,17 @@ class Builds:
 
 
 class Probe:
-    """A process that answers what the launcher makes of command lines and files."""
+    """A process that reports how the launcher reads command lines and files."""
 
     def __init__(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._stdin = stdin
         self._stdout = stdout
 
     def arguments(self, argv: Sequence[str]) -> tuple[str, str, bool, str]:
-        """Return the verb ("create", "pass", or "" for Python's), the bundle, and the maker.
+        """Return the verb, the bundle, whether the prefork server is asked, and the creator.
 
-        Before the maker: whether the command line is one that the prefork server is asked for.
+        The verb is "create", "pass", or "" for a command line that Python handles. The creator
+        is the runtime that created the container.
         """
         self._ask("arguments", argv)
         return self._read(), self._read(), self._read() == "usual", self._read()
@@ -100,7 +101,7 @@ class Probe:
 
 @contextmanager
 def probing(program: Path) -> Iterator[Probe]:
-    """Start a probe for a block."""
+    """Run a probe until the end of the block."""
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -109,7 +110,7 @@ def probing(program: Path) -> Iterator[Probe]:
 
 
 class Installed:
-    """A launcher in a virtual environment whose Python and low-level runtime only tell."""
+    """A launcher in a virtual environment whose Python and low-level runtime only report."""
 
     def __init__(self, folder: Path, builds: Builds) -> None:
         self.folder = folder
@@ -130,7 +131,7 @@ class Installed:
         self.runtime("runc")
 
     def install(self, launcher: Path) -> None:
-        """Install a launcher under all of its names, a while ago."""
+        """Install a launcher under all of its names, with times in the past."""
         for name in NAMES:
             path = self.bin / name
             path.unlink(missing_ok=True)
@@ -147,7 +148,7 @@ class Installed:
         self.program(self.path / name, "\n".join(("#!/bin/sh", *lines, "")))
 
     def configure(self, text: str = "") -> None:
-        """Write the configuration, a while ago, and what Python saves of it."""
+        """Write the configuration with a time in the past, and save its data for the launcher."""
         self.config.write_text(text)
         past = time.time() - 10
         os.utime(self.config, (past, past))

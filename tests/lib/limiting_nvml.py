@@ -1,4 +1,4 @@
-"""A library of NVML's name that sets limits as a test has it, and what sets limits by it."""
+"""A library named like NVML's with limits as a test defines them, and a limiter that uses it."""
 
 import shutil
 import subprocess
@@ -57,7 +57,7 @@ TAKES = "hard = it->hard"
 def limiter(
     folder: Path, set_: str = TAKES, get: str = "", init: str = "", *more: str, wait: float = 10
 ) -> NvmlLimiter:
-    """Make a library in a folder that does so much in each call; return what sets limits by it."""
+    """Build a library with this C code in its calls; return a limiter that uses it."""
     path = folder / "libnvidia-ml.so.1"
     values = {"SET": set_, "GET": get, "INIT": init, "PATH": f'"{FOLDER}"'}
     words = [f"-D{name}={value}" for name, value in values.items()]

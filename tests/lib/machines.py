@@ -89,18 +89,18 @@ def machine(*gpus: Gpu) -> NvidiaInventory:
 
 
 def read_request(spec: Any, config: Config) -> Request:
-    """Return what a container asks for of NVIDIA."""
+    """Return a container's request for NVIDIA devices."""
     return SpecReader(spec, config).read(names, VENDOR)
 
 
 def asked(*selectors: str, **options: Any) -> Request:
-    """Return a request for devices of NVIDIA's, with these of its options."""
+    """Return a request for NVIDIA devices, with these options."""
     filled = NvidiaOptions(**options)
     return Request(names.NAME, "environment", selectors, selectors=selectors, options=filled)
 
 
 def granted(request: Request, inventory: NvidiaInventory) -> Grant:
-    """Return what a machine gives for a request; an error where it can't."""
+    """Return a machine's grant for a request; raise an error if it can't satisfy the request."""
     devices = select(request.selectors, inventory, names, request.spaces)
     return Grant(VENDOR, request, inventory, devices)
 

@@ -1,6 +1,6 @@
-"""Machines of vendors that look which nodes there are, for tests that may make none.
+"""Machines of vendors whose discovery looks for nodes, for tests that may make none.
 
-Each node is an empty file, and on paper a node.
+Each node is an empty file, and is recorded as a node.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ from gpuhook_simulate.vendors import simulator
 
 
 class Machine(NodesOnPaper):
-    """A simulated driver root; ``nodes`` may be changed before it is looked at."""
+    """A simulated driver root; ``nodes`` may be changed before ``look`` is called."""
 
     def __init__(self, vendor: str, root: Path, count: int = 4, **settings: object) -> None:
         super().__init__(str(root))
@@ -33,12 +33,12 @@ class Machine(NodesOnPaper):
         self.text(relative, "")
 
     def write(self, path: str, text: str) -> Path:
-        """Write a file, in place of the one that is there."""
+        """Write a file, and replace an existing one."""
         self.text(path, text)
         return self.place / path.lstrip("/")
 
     def look(self) -> Any:
-        """Return what discover finds."""
+        """Return the result of the vendor's discovery."""
         discover = import_module(f"{package(registry.BUILT_IN[self.vendor])}.discover")
         nodes = self.nodes
 
@@ -53,5 +53,8 @@ class Machine(NodesOnPaper):
 
 
 def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Any:
-    """Return what a simulated machine has; ``settings`` are the simulator's, _ for each -."""
+    """Return the inventory of a simulated machine.
+
+    ``settings`` are the simulator's, with _ in place of each - in their names.
+    """
     return Machine(vendor, root, count, **settings).look()

@@ -1,8 +1,8 @@
 """Three machines on one network: node1 runs the tests, which send commands to all of them.
 
-scripts/lib/machine-networked boots them. Each runs this file as a service: it reads a line with the
-words of a command and its input, runs it as root, and answers how that ended. Nobody else is on
-that network.
+scripts/lib/machine-networked boots them. Each runs this file as a service, which reads a line
+with the words of a command and its input. The service runs the command as root, and returns
+its result. No other machine is on that network.
 """
 
 import json
@@ -21,7 +21,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class Node:
-    """One of the machines."""
+    """One of the three machines."""
 
     number: int
 
@@ -34,7 +34,7 @@ class Node:
         return f"10.99.0.{self.number}"
 
     def run(self, *words: str | Path, stdin: str = "") -> "Result":
-        """Run a command there; OSError if the machine is off."""
+        """Run a command on the machine; OSError if the machine is off."""
         argv = [str(word) for word in words]
         ran.note(argv)
         with socket.create_connection((self.address, PORT), timeout=5.0) as connection:
@@ -45,25 +45,25 @@ class Node:
         return Result((f"{self.name}:", *argv), status, *texts)
 
     def call(self, *words: str | Path, stdin: str = "") -> str:
-        """Run a command there, which must work; return what it printed."""
+        """Run a command on the machine, and return its output; the command must succeed."""
         return self.run(*words, stdin=stdin).ok().stdout
 
     def script(self, *lines: str) -> str:
-        """Run lines of a shell there, each of which must work; return what they printed."""
+        """Run shell lines on the machine, and return their output; each line must succeed."""
         return self.call("sh", "-e", stdin="\n".join(lines) + "\n")
 
     def write(self, path: str | Path, text: str) -> None:
-        """Write a file there, and the folders above it."""
+        """Write a file on the machine, and make the folders above it."""
         quoted = shlex.quote(str(path))
         self.call("sh", "-ec", f'mkdir -p "$(dirname {quoted})"; cat >{quoted}', stdin=text)
 
     def power_off(self) -> None:
-        """End it as a power cut does: without stopping services, and without any message."""
+        """Turn the machine off like a power cut: no services are stopped, no messages are sent."""
         with suppress(OSError, ValueError):  # there is no answer
             self.run("systemctl", "poweroff", "--force", "--force")
 
     def is_up(self) -> bool:
-        """Tell whether it has booted and takes commands."""
+        """Tell whether the machine has booted and takes commands."""
         try:
             return self.run("systemctl", "is-active", "docker").status == 0
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A simulated root of plain files, and a program that uses its NVML while tests change things."""
+"""A simulated root of plain files, and a program that uses its NVML while tests change the root."""
 
 import json
 import os
@@ -52,7 +52,10 @@ def environment(root: Path, **more: str) -> dict[str, str]:
 
 
 class Program:
-    """A process with pynvml loaded as ``n`` and started; see _PROGRAM for the names it has."""
+    """A process that has loaded pynvml as ``n`` and started it.
+
+    _PROGRAM defines its other names.
+    """
 
     def __init__(self, root: Path, **more: str) -> None:
         self._process = subprocess.Popen(
@@ -71,13 +74,13 @@ class Program:
         self._process.communicate()
 
     def begin(self, code: str) -> None:
-        """Begin to evaluate an expression, or to run statements, without waiting for an answer."""
+        """Start to evaluate an expression or to run statements, without waiting for an answer."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(code) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Return what came of it; the number of an NVML error as ``error N``."""
+        """Return the result of ``begin``, or ``error N`` for the NVML error N."""
         assert self._process.stdout
         line = self._process.stdout.readline()
         assert line, "the program has ended"

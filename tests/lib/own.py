@@ -1,4 +1,4 @@
-"""Properties of this machine's libraries, from ELF, the loader's cache and Debian's folders."""
+"""Properties of this host's libraries, from ELF, the loader's cache and Debian's folders."""
 
 import os
 

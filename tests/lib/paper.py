@@ -1,4 +1,4 @@
-"""Simulated machines for tests of users who may not make device nodes: those are on paper."""
+"""Simulated machines for tests of users who may not make device nodes: nodes are only recorded."""
 
 import importlib
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from gpuhook_simulate.vendors import simulator as simulator_of
 
 
 class NodesOnPaper(Tree):
-    """A tree that notes nodes, and where they are in a container, instead of making them."""
+    """A tree that records nodes, and their places in a container, instead of making them."""
 
     def __init__(self, root: str, inside: Callable[[str], str] = lambda _: "") -> None:
         super().__init__(root)
@@ -35,9 +35,9 @@ def simulated(
     settings: dict[str, str],
     inside: Callable[[str], str] = lambda _: "",
 ) -> Inventory:
-    """Simulate a vendor's machine in that folder and return what it has, nodes on paper among it.
+    """Simulate a vendor's machine in that folder and return its inventory, with recorded nodes.
 
-    Of the vendor there are the module of its simulator, and ``discover``.
+    ``simulator`` and ``discoverer`` are modules of the vendor.
     """
     tree = NodesOnPaper(str(root), inside)
     list(simulator.simulate(tree, count, settings))
@@ -48,7 +48,7 @@ def simulated(
 def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inventory:
     """Simulate a known vendor's machine as ``simulated`` does.
 
-    ``settings`` are the simulator's, with _ for each - of their names.
+    ``settings`` are the simulator's, with _ in place of each - in their names.
     """
     simulator = simulator_of(registry.BUILT_IN[vendor])
     discoverer = importlib.import_module(f"{package(registry.BUILT_IN[vendor])}.discover")
@@ -58,7 +58,7 @@ def machine(vendor: str, root: Path, count: int = 4, **settings: object) -> Inve
 
 
 def with_nodes(seen: Inventory, tree: NodesOnPaper) -> Inventory:
-    """Return an inventory with those of its missing nodes that are on paper."""
+    """Return an inventory with its missing nodes added, if the tree has recorded them."""
     found = (tree.nodes[path] for path in seen.missing() if path in tree.nodes)
     seen.nodes = (*seen.nodes, *found)
     return seen

@@ -7,7 +7,7 @@ _USUAL = "0000:"
 
 
 def move(root: Path, domain: str) -> None:
-    """Have all devices in /sys of a driver root be in that domain, four digits or more."""
+    """Move all devices in /sys of a driver root to a domain of four digits or more."""
     for folder, folders, files in os.walk(root / "sys", topdown=False):
         for name in [*folders, *files]:
             path = Path(folder, name)

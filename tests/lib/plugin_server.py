@@ -1,4 +1,4 @@
-"""The device plugin's server in a process of its own, as its supervisor has it."""
+"""The device plugin's server in a separate process, as its supervisor runs it."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ sys.exit(server.PluginServer(made, 0, lambda line: print(line, flush=True)).run(
 
 
 def units(count: int, lost: frozenset[int] = frozenset(), first: int = 0) -> tuple[Unit, ...]:
-    """Return so many accelerators on two nodes of memory, some of them ``lost``."""
+    """Return ``count`` accelerators on two NUMA nodes, some of them ``lost``."""
     return tuple(
         Unit(
             f"GPU-{number}",
@@ -49,13 +49,13 @@ def gpus(
     name: str = "nvidia.com/gpu",
     replicas: int = 1,
 ) -> Resource:
-    """Return a resource of so many GPUs."""
+    """Return a resource with ``count`` GPUs."""
     variable, mounts = "NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-devices"
     return Resource(name, "nvidia", variable, mounts, units(count, lost), replicas)
 
 
 class PluginServer:
-    """A server in a process; ``lines`` are what it says. Ends with the block.
+    """A server in a process, which exits at the end of the block; ``lines`` are its output.
 
     ``first`` is Python that the process runs before it serves.
     """
@@ -86,7 +86,7 @@ class PluginServer:
             self.lines.append(line.decode().rstrip("\n"))
 
     def report(self, *resources: Resource) -> None:
-        """Have the server know of this state."""
+        """Send this state to the server."""
         self.send(PluginState(resources).to_line())
 
     def send(self, line: bytes) -> None:
@@ -94,7 +94,7 @@ class PluginServer:
         self._supervisor.sendall(line)
 
     def hang_up(self) -> None:
-        """Close the connection, as a supervisor that ends."""
+        """Close the connection, like a supervisor that exits."""
         self._supervisor.close()
 
     def wait_for_line(self, *words: str, times: int = 1) -> None:
@@ -106,25 +106,25 @@ class PluginServer:
             time.sleep(0.01)
 
     def stop(self) -> int:
-        """Ask it to end, and return its exit status."""
+        """Ask the server to exit, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
 
     def threads(self) -> int:
-        """Return how many threads it has."""
+        """Return the number of the server's threads."""
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
     def descriptors(self) -> int:
-        """Return how many files it has open."""
+        """Return the number of the server's open files."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def processor_time(self) -> float:
-        """Return the seconds of a processor that its threads have had, those that run."""
+        """Return the processor time of the server's current threads, in seconds."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
     def memory(self) -> int:
-        """Return its private memory in KiB."""
+        """Return the server's private memory in KiB."""
         text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
         found = [line.split() for line in text.splitlines() if line.startswith("Private_")]
         return sum(int(words[1]) for words in found)

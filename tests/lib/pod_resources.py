@@ -1,4 +1,4 @@
-"""A kubelet as far as it says which pods have devices (PodResources, v1), over real gRPC."""
+"""A kubelet that only reports which pods have devices (PodResources, v1), over real gRPC."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ Given = tuple[str, str, str, str, tuple[str, ...]]  # namespace, pod, container,
 
 
 class PodResources:
-    """Answers on ``socket`` with what is ``given``, but for as long as it ``hangs``."""
+    """A service on ``socket`` that returns ``given``, except while ``hangs`` is true."""
 
     def __init__(self, socket: Path, *given: Given) -> None:
         self.given = [*given]

@@ -1,8 +1,8 @@
 """Engines and low-level runtimes that the running test has called, as they name themselves.
 
-``harness.commands`` notes each command line that it runs. The pytest plugin ``recording`` turns
-that on (``ACTIVE``), and gives each test what was noted while its own function ran: what fixtures
-start may be meant for other tests.
+``harness.commands`` notes each command line that it runs. The pytest plugin ``recording``
+turns that on (``ACTIVE``). It records for each test only the programs that its own function
+called, because fixtures may start programs for other tests.
 """
 
 import os
@@ -46,12 +46,12 @@ _versions: dict[tuple[str, str, str], str] = {}
 
 
 def begin() -> None:
-    """Forget what was noted."""
+    """Forget the noted programs."""
     _noted.clear()
 
 
 def noted() -> list[Program]:
-    """Return what was noted since ``begin``."""
+    """Return the programs that were noted since ``begin``."""
     return sorted(_noted)
 
 
@@ -97,7 +97,7 @@ def add(name: str, version: str, of: str) -> None:
 
 
 def number(text: str) -> str:
-    """Return the first version in what a program prints, without what its packagers add."""
+    """Return the first version in a program's output, without the packagers' additions."""
     found = _VERSION.search(text)
     return found[0] if found else ""
 
@@ -129,7 +129,7 @@ def cgroups(pid: int | str = "self") -> str:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Return the index of the command that is run at last, behind wrappers and their options."""
+    """Return the index of the command that finally runs, after wrappers and their options."""
     at = 0
     while at < len(words) and os.path.basename(words[at]) in _WRAPPERS:
         at += 1
@@ -153,7 +153,7 @@ def _low_level(env: Mapping[str, str]) -> str:
 
 
 def _program(called: str, into: Sequence[str]) -> Program | None:
-    """Return a program where the wrappers ``into`` lead; None if it doesn't say what it is."""
+    """Return the program that the wrappers ``into`` lead to; None if it prints no version."""
     pid = into[into.index("-t") + 1] if "-t" in into else "self"
     name, argv = PROGRAMS[called]
     try:

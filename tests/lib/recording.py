@@ -1,11 +1,12 @@
-"""A plugin of pytest: ``--results FILE`` writes what a run has tested, with what, and how it ended.
+"""A pytest plugin that records the results of a run in the file of ``--results FILE``.
 
-The file is one of those that docs/support.md is made from; scripts/lib/results.py describes it. A
-run that was stopped, or couldn't collect its tests, writes none. With ``--claimed FILE`` a run
-fails that lacks what an earlier one has.
+The file lists the tested parts, the programs and their versions, and the outcomes.
+docs/support.md is made from such files; scripts/lib/results.py describes their format. A run
+that was stopped, or couldn't collect its tests, writes no file. With ``--claimed FILE`` a run
+fails if it lacks something that an earlier run has.
 
-A test that reaches an engine by other means than ``harness.commands``, as one on another machine
-does, says so itself: ``record_property("ran", [NAME, VERSION, DISTRIBUTION, CGROUPS])``.
+A test that reaches an engine without ``harness.commands``, such as one on another machine,
+records the engine itself: ``record_property("ran", [NAME, VERSION, DISTRIBUTION, CGROUPS])``.
 """
 
 import os
@@ -70,7 +71,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 class Recorder:
-    """Collects how tests end, in all processes of a run, and writes it at the end."""
+    """The collected outcomes of tests in all processes of a run, written when the run ends."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self._config = config
@@ -82,14 +83,14 @@ class Recorder:
         self._programs: dict[str, set[ran.Program]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a test's worst outcome of set-up, call and tear-down, and what it ran."""
+        """Keep the worst outcome of a test's set-up, call and tear-down, and its programs."""
         before = self._outcomes.get(report.nodeid, "passed")
         self._outcomes[report.nodeid] = max(before, report.outcome, key=_RANK.index)
         found = {program(value) for name, value in report.user_properties if name == "ran"}
         self._programs.setdefault(report.nodeid, set()).update(found)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write the file of a run that came to its end."""
+        """Write the results of a completed run."""
         ended = exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
         if ended and not session.shouldfail and self._outcomes:
             results.write(self._path, self.result())
@@ -99,7 +100,7 @@ class Recorder:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: "pytest.TerminalReporter") -> None:
-        """Say where the file is, and what it lacks."""
+        """Print the path of the results, and the claimed results that are missing."""
         if self._path.exists():
             path = os.path.relpath(self._path)
             terminalreporter.line(f"what was tested: {path} (scripts/record {path} publishes it)")
@@ -107,7 +108,7 @@ class Recorder:
             terminalreporter.line(self._lacking, red=True)
 
     def result(self) -> results.Result:
-        """Return what is written."""
+        """Return the results to write."""
         parts: dict[str, Counter[str]] = {}
         rows: dict[tuple[str, ...], Counter[str]] = {}
         for name, outcome in self._outcomes.items():
@@ -129,7 +130,7 @@ class Recorder:
 
 
 def program(value: object) -> ran.Program:
-    """Return what a test has said that it ran, a list of four words."""
+    """Return the program that a test recorded, as a tuple of four words."""
     assert isinstance(value, list)
     name, version, of, cgroups = map(str, value)
     return name, ran.number(version), of, cgroups
@@ -140,7 +141,7 @@ def counted(counts: Counter[str]) -> dict[str, int]:
 
 
 def part(nodeid: str) -> str:
-    """Return the folder of the tests that a test is in: unit, integration, machine."""
+    """Return the top folder of a test below tests/: unit, integration or machine."""
     path = nodeid.partition("::")[0].split("/")
     return path[path.index("tests") + 1] if "tests" in path[:-2] else "other"
 
@@ -151,7 +152,7 @@ def kind(nodeid: str) -> str:
 
 
 def selection(config: pytest.Config) -> str:
-    """Return which tests the run was asked for, as on the command line."""
+    """Return the selection of tests for the run, as on the command line."""
     words = sorted(os.path.relpath(word) for word in config.args)
     for option, flag in (("keyword", "-k"), ("markexpr", "-m")):
         value = config.getoption(option, "")
@@ -165,7 +166,7 @@ def selection(config: pytest.Config) -> str:
 
 
 def host() -> dict[str, str]:
-    """Return what this machine is, in words."""
+    """Return a description of this host, such as its distribution, kernel and architecture."""
     forced = [name for name, (path, yes) in _SECURITY.items() if _read(path) == yes]
     return {
         "distribution": ran.distribution(),

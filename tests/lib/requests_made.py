@@ -1,4 +1,4 @@
-"""Requests of containers for NVIDIA devices, in specs made for a test."""
+"""Containers' requests for NVIDIA devices, read from OCI specs that a test makes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The cases of one vendor for the tests that hold for every vendor."""
+"""One vendor's cases for the tests that every vendor must pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ Change = Callable[[Machine], object]
 class Order:
     """A simulated machine with ten devices or more.
 
-    ``labels`` are those of its devices, in the order of their numbers; ``last`` are the nodes of
-    the last one.
+    ``labels`` are the labels of its devices, in the order of their numbers; ``last`` are the
+    device nodes of the last device.
     """
 
     count: int
@@ -25,9 +25,10 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Four simulated devices in Kubernetes' DRA: their driver, and the name of one of them.
+    """Four simulated devices in Kubernetes' DRA: the name of their driver, and of one device.
 
-    ``expression`` selects all four; ``resource`` is the extended resource of their class.
+    ``expression`` selects all four; ``resource`` is the extended resource of their device
+    class.
     """
 
     driver: str
@@ -40,8 +41,8 @@ class Claim:
 class Sample:
     """One vendor's cases.
 
-    Requests are values of the vendor's first variable, or NAME=VALUE, several separated by spaces.
-    Settings are those of the simulator, with _ for each - of their names.
+    A request is a value of the vendor's first variable, or several NAME=VALUE separated by
+    spaces. Settings are those of the simulator, with _ in place of each - in their names.
     """
 
     # A machine of ``count`` devices with ``settings``, requests there with the labels of the
@@ -97,5 +98,5 @@ def removed(path: str) -> Change:
 
 
 def numbers(count: int) -> tuple[str, ...]:
-    """Return the labels of so many devices."""
+    """Return the labels of ``count`` devices: their numbers."""
     return tuple(map(str, range(count)))

@@ -1,4 +1,4 @@
-"""The vendor of tests/vendors, in a gpuhook that knows it, and machines with its devices."""
+"""The vendor of tests/vendors, registered in gpuhook, and simulated machines with its devices."""
 
 import importlib
 import importlib.util
@@ -34,7 +34,7 @@ Inventories = dict[str, Inventory]
 
 
 def know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have gpuhook know NVIDIA and ACME for the time of a test, as if that were in the package."""
+    """Register NVIDIA and ACME in gpuhook during a test, as if ACME were in the package."""
     for package, folder in (
         (gpuhook.vendors, FOLDER),
         (gpuhook.cluster.vendors, FOLDER / "cluster"),
@@ -49,7 +49,7 @@ def know(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def part(name: str) -> ModuleType:
-    """Return a module of ACME's, for starts or for commands."""
+    """Return a module of ACME, for container starts or for commands."""
     packages = ("tools", "cluster")
     found = [each for each in packages if (FOLDER / each / "acme" / f"{name}.py").exists()]
     whole = ".".join(["gpuhook", *found, "vendors.acme", name])
@@ -57,7 +57,7 @@ def part(name: str) -> ModuleType:
 
 
 def sample() -> Sample:
-    """Return ACME's sample, which gpuhook's own tests don't have."""
+    """Return ACME's sample, which gpuhook's own tests don't use."""
     spec = importlib.util.spec_from_file_location("acme_sample", FOLDER / "samples/acme.py")
     assert spec is not None
     assert spec.loader is not None
@@ -68,7 +68,7 @@ def sample() -> Sample:
 
 
 def machine(root: Path, count: int = 4, **settings: object) -> Inventory:
-    """Simulate a machine in that folder and return what it has; its nodes are on paper."""
+    """Simulate a machine in a folder and return its inventory; no device nodes are created."""
     discover = part("discover")
     simulator = importlib.import_module("gpuhook_simulate.vendors.acme")
     words = {name: str(value) for name, value in settings.items()}
@@ -87,7 +87,7 @@ def spec_with(*env: str, **more: Any) -> dict[str, Any]:
 
 
 def read(spec: Mapping[str, Any], config: Config | None = None) -> Request:
-    """Return what a container asks for of ACME."""
+    """Return a container's request for ACME devices."""
     names, vendor = part("names"), part("vendor").VENDOR
     return SpecReader(dict(spec), config or Config()).read(names, vendor)
 

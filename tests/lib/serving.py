@@ -19,7 +19,7 @@ from gpuhook.monitor.service_metrics import listen
 
 
 class Breaking(Observer):
-    """An observer that fails whenever a file is there."""
+    """An observer that fails while a file exists."""
 
     def __init__(self, folder: Path) -> None:
         config = folder / "config.toml"
@@ -39,7 +39,7 @@ class Breaking(Observer):
 
 
 def allow_descriptors(spare: int) -> None:
-    """Let this process open so many files more, whatever numbers its open ones have."""
+    """Let this process open ``spare`` more files, whatever numbers its open files have."""
     highest = max(int(each) for each in os.listdir("/proc/self/fd"))
     for number in range(highest):
         with contextlib.suppress(OSError):
@@ -54,7 +54,10 @@ def allow_descriptors(spare: int) -> None:
 def serving(
     folder: Path, spare: int | None = None, web: Path | None = None
 ) -> Iterator[tuple[str, int]]:
-    """Serve with at most ``spare`` more descriptors, and give where; a file has what is told."""
+    """Serve metrics with at most ``spare`` more descriptors, and yield the address.
+
+    The file ``told`` in the folder has the messages.
+    """
     with listen("127.0.0.1:0") as listener:
         pid = os.fork()
         if pid == 0:

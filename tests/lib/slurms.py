@@ -1,4 +1,4 @@
-"""Slurm's configuration, as the page has it."""
+"""Slurm's configuration, as docs/schedulers/slurm.md shows it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The sources of what runs on users' machines, and the calls in them."""
+"""The sources of the code that runs on users' hosts, and the calls in them."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ SOURCE = Path(gpuhook.__file__).parent
 
 
 def dotted(node: ast.expr) -> str:
-    """Return how an expression is written, soon for the names that nearly all of them are."""
+    """Return an expression as it is written; plain and dotted names take a fast path."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
@@ -20,7 +20,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield (function around it, name, call) of every call by a plain or dotted name."""
+    """Yield (enclosing function, name, call) of every call by a plain or dotted name."""
 
     def visit(node: ast.AST, function: str) -> Iterator[tuple[str, str, ast.Call]]:
         if isinstance(node, ast.FunctionDef):
@@ -34,7 +34,7 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, str, ast.Call]]:
 
 
 def of_all() -> dict[str, str]:
-    """Return the sources of all that runs on a user's machine, by name."""
+    """Return the sources of all code that runs on a user's host, by name."""
     sources = {str(path.relative_to(SOURCE).with_suffix("")): path for path in SOURCE.rglob("*.py")}
     simulate = Path(gpuhook_simulate.__file__).parent
     sources |= {

@@ -1,6 +1,6 @@
-"""Starts of Kubernetes distributions, as far as they write the file that their containerd reads.
+"""Starts of Kubernetes distributions, limited to writing the file that their containerd reads.
 
-The texts have the settings and the placeholders of the originals, in words of our own.
+The texts have the settings and the placeholders of the originals, in our own words.
 """
 
 import re
@@ -94,9 +94,10 @@ _K0S = "# k0s_managed=true\n# This is written by k0s.\n"
 
 @dataclass(frozen=True)
 class Ranchers:
-    """k3s or RKE2, which make config.toml of a Go template, their own one or a user's.
+    """k3s or RKE2, which make config.toml from a Go template: their own or a user's.
 
-    ``version`` is that of the file, ``imports`` says whether their template imports a folder.
+    ``version`` is the version of the file; ``imports`` is true if their template imports a
+    folder.
     """
 
     folder: Path
@@ -120,14 +121,14 @@ class Ranchers:
         return self.template.with_suffix(".d")
 
     def base(self) -> str:
-        """Return what their own template gives."""
+        """Return the output of the distribution's own template."""
         line = f'imports = ["{self.drop_ins}/*.toml"]' if self.imports else ""
         text = _BASE_V3 if self.version == 3 else _BASE_V2
         text = text.replace("IMPORTS", line).replace("STATE", str(self.folder))
         return text.replace("NAME", self.name)
 
     def start(self) -> None:
-        """Write the file, as text/template does for what is used here of it."""
+        """Write the file as Go's text/template does, for the syntax that is used here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         text = self.template.read_text() if self.template.exists() else '{{ template "base" . }}'
         text = _COMMENTS.sub("", text)
@@ -141,7 +142,7 @@ class Ranchers:
 
 @dataclass(frozen=True)
 class MicroK8s:
-    """MicroK8s, whose start replaces what is in braces by sed."""
+    """MicroK8s, whose start replaces the placeholders in braces by sed."""
 
     folder: Path
 
@@ -152,7 +153,7 @@ class MicroK8s:
 
     @property
     def template(self) -> Path:
-        """The template, which is on every machine."""
+        """The template, which exists on every host."""
         return self.folder / "containerd-template.toml"
 
     def start(self) -> None:
@@ -174,9 +175,9 @@ class MicroK8s:
 
 @dataclass(frozen=True)
 class K0s:
-    """k0s: from 1.36 on its file imports a folder, before that it merges the files there itself.
+    """k0s, whose file imports a folder from 1.36 on; earlier releases merge the folder's files.
 
-    ``version`` is that of the file, 3 for the newer ones.
+    ``version`` is the version of the file: 3 for 1.36 and newer releases.
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""Steps of a start, with the registered vendors passed in, as the programs pass them."""
+"""Steps of a container start, with the registered vendors passed in, as the programs do it."""
 
 from typing import Any
 

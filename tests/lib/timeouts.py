@@ -1,4 +1,4 @@
-"""A limit for what must not wait: generous, because machines are busy or emulated."""
+"""A time limit for calls that must not wait: generous, because test hosts are busy or emulated."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ SECONDS = 300
 
 @contextmanager
 def in_time(seconds: int = SECONDS) -> Iterator[None]:
-    """Fail, from the signal handler and so in the midst of a call that waits, when time is up."""
+    """Fail when the time is up, from the signal handler, so that a waiting call is interrupted."""
 
     def fail(*_: object) -> None:
         raise AssertionError(f"it still waits after {seconds} s")

@@ -1,4 +1,4 @@
-"""Made-up vendors: packages that gpuhook knows for the time of a test."""
+"""Made-up vendors: packages that are registered in gpuhook during a test."""
 
 import importlib
 import sys
@@ -51,10 +51,10 @@ PACKAGES = {
 
 @contextmanager
 def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
-    """Have gpuhook know a vendor whose package, below ``folder``, has modules of these texts.
+    """Register a vendor whose package, below ``folder``, has modules with these texts.
 
-    Other modules than ``names`` and ``vendor`` are what it has for commands, and ``simulate`` is
-    its simulator.
+    Modules other than ``names`` and ``vendor`` are the vendor's modules for commands;
+    ``simulate`` is its simulator.
     """
     words = {"name": name, "upper": name.upper()}
     usual = {"names": NAMES.format(**words), "vendor": VENDOR.format(**words)}
@@ -91,7 +91,7 @@ def known(folder: Path, name: str, **modules: str) -> Iterator[None]:
 
 
 def _forget(name: str) -> None:
-    """Forget what was imported of a vendor with this name, maybe of an earlier test's."""
+    """Remove imported modules of a vendor with this name, such as those of an earlier test."""
     for package in (
         f"{name}.",
         *(f"gpuhook.{package}.vendors.{name}." for package in ("tools", *PACKAGES.values())),

@@ -1,7 +1,7 @@
-"""Protocol Buffers by hand: what tests say to gRPC services, independent of how gpuhook does it.
+"""Protocol Buffers encoded by hand, independently of gpuhook's code, for tests of gRPC services.
 
-Varints and length-delimited fields alone (wire types 0 and 2), which is all that the messages of
-the kubelet's and the engines' interfaces have.
+Only varints and length-delimited fields are supported (wire types 0 and 2). The messages of
+the kubelet's and the engines' interfaces have no others.
 """
 
 VARINT, BYTES = 0, 2
@@ -10,7 +10,7 @@ Value = int | str | bytes
 
 
 def varint(number: int) -> bytes:
-    """Return a number as Protocol Buffers write it, seven bits at a time."""
+    """Return a number as Protocol Buffers encode it, seven bits at a time."""
     parts = []
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)
@@ -19,7 +19,7 @@ def varint(number: int) -> bytes:
 
 
 def message(*fields: tuple[int, Value]) -> bytes:
-    """Return (number, value) fields as a message; a nested message is its bytes."""
+    """Return (number, value) fields as a message; a nested message is passed as its bytes."""
     text = b""
     for number, value in fields:
         if isinstance(value, int):
@@ -31,7 +31,7 @@ def message(*fields: tuple[int, Value]) -> bytes:
 
 
 def every(text: bytes) -> list[tuple[int, int | bytes]]:
-    """Return all fields of a message, in its order: (number, value)."""
+    """Return all fields of a message as (number, value), in the message's order."""
     found: list[tuple[int, int | bytes]] = []
     at = 0
 
@@ -58,7 +58,7 @@ def every(text: bytes) -> list[tuple[int, int | bytes]]:
 
 
 def fields(text: bytes) -> dict[int, int | bytes]:
-    """Return a message's fields by number; of a repeated one the last."""
+    """Return a message's fields by number; for a repeated field, the last value."""
     return dict(every(text))
 
 
@@ -73,17 +73,17 @@ def strings(text: bytes, number: int) -> list[str]:
 
 
 def string(text: bytes, number: int) -> str:
-    """Return a field of text, "" where it isn't set."""
+    """Return a text field, or "" if it isn't set."""
     return (strings(text, number) or [""])[-1]
 
 
 def integer(text: bytes, number: int) -> int:
-    """Return a field of a number or a truth value, 0 where it isn't set."""
+    """Return an integer or boolean field, or 0 if it isn't set."""
     value = fields(text).get(number, 0)
     assert isinstance(value, int)
     return value
 
 
 def mapping(text: bytes, number: int) -> dict[str, str]:
-    """Return a field that is a map of strings."""
+    """Return a map field whose keys and values are strings."""
     return {string(pair, 1): string(pair, 2) for pair in messages(text, number)}

@@ -1,7 +1,7 @@
-"""Processor time that plain work takes on this machine at this moment.
+"""The processor time of fixed work on this host at this moment.
 
-What a test allows in seconds is too little on a slower machine and too much on a faster one. It
-allows so many times the yardstick instead, which is measured right before or after.
+A limit in seconds is too strict on a slower host and too loose on a faster one. A test
+therefore allows a multiple of the yardstick, which is measured right before or after.
 """
 
 import gc
@@ -14,9 +14,9 @@ _RECORD = {f"key {n}": [n, str(n), {"of": n / 7}] for n in range(100)}
 
 
 def yardstick() -> float:
-    """Return the processor time of fixed work, in seconds: about 0.03 on a machine of 2024.
+    """Return the processor time of fixed work, in seconds: about 0.03 on a host of 2024.
 
-    It is measured on a third of that work.
+    Only a third of that work is measured.
     """
     return 3 * min(of_this_process(_work) for _ in range(3))
 
@@ -27,9 +27,10 @@ def _work() -> None:
 
 
 def of_this_process(call: Callable[[], object]) -> float:
-    """Return the processor time of a call, in seconds, without looks for garbage.
+    """Return the processor time of a call, in seconds, without garbage collections.
 
-    Those go through all that a worker has collected of tests, which takes a quarter of a second.
+    A collection goes through all objects that a pytest worker has collected, which takes 0.25
+    s.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -43,15 +44,15 @@ def of_this_process(call: Callable[[], object]) -> float:
 
 
 def costs_less(call: Callable[[], object], times: float, tries: int = 5) -> bool:
-    """Tell whether a call takes less processor time than so many yardsticks.
+    """Tell whether a call takes less processor time than ``times`` yardsticks.
 
-    A busy machine makes either of them slow for a moment, so both are measured again until it does.
+    A busy host slows either measurement for a moment, so a failed comparison is repeated.
     """
     return any(of_this_process(call) < times * yardstick() for _ in range(tries))
 
 
 def of_children(call: Callable[[], object]) -> float:
-    """Return the processor time of the processes that a call starts and waits for, in seconds."""
+    """Return the processor time of children that a call starts and waits for, in seconds."""
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     call()
     end = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,6 +1,7 @@
-"""The machine of a test: gpuhook's package is installed, and a driver simulated.
+"""The machine of a test, with gpuhook's package installed and a simulated driver.
 
-These tests change the machine that they run on: only one that scripts/test-machine has booted.
+These tests change the machine that they run on, so they run only on one that
+scripts/test-machine has booted.
 """
 
 import pwd
@@ -32,19 +33,19 @@ collect_ignore_glob = [] if Path(CARRIED, "start").exists() else ["*/test_*.py"]
 
 @pytest.fixture(scope="session")
 def driver() -> Path:
-    """A simulated driver's root."""
+    """The root of a simulated driver."""
     return DRIVER
 
 
 @pytest.fixture(scope="session")
 def before() -> set[str]:
-    """Files with our names on a machine on which gpuhook was never installed."""
+    """Files with gpuhook's names on a machine on which gpuhook was never installed."""
     return traces()
 
 
 @pytest.fixture(scope="module")
 def installed(before: set[str], driver: Path) -> None:
-    """The packages are installed as their page says, for the simulated driver."""
+    """The installed packages, set up as docs/install.md says, for the simulated driver."""
     if run(["dpkg", "--status", "gpuhook"]).status == 0:
         return
     # With SELinux its policy is compiled again, which an emulated machine takes minutes for.
@@ -56,7 +57,7 @@ def installed(before: set[str], driver: Path) -> None:
 
 @pytest.fixture(scope="module")
 def docker(installed: None) -> tuple[str]:
-    """Debian's Docker knows gpu-py, and has the tests' images."""
+    """Debian's Docker with gpu-py as a runtime and the tests' images."""
     call("gpuhook", "install", "--engine", "docker", "--reload")
     call("docker", "load", "--input", CARRIED / "images.tar")
     return ("docker",)
@@ -64,7 +65,7 @@ def docker(installed: None) -> tuple[str]:
 
 @pytest.fixture(scope="module")
 def podman(installed: None) -> Iterator[tuple[str]]:
-    """Debian's podman knows gpu-py, and has the tests' images."""
+    """Debian's podman with gpu-py as a runtime and the tests' images."""
     if CONTROLLERS is not None and "pids" not in CONTROLLERS:
         limits = Path("/etc/containers/containers.conf.d/10-limits.conf")
         limits.parent.mkdir(exist_ok=True)
@@ -77,7 +78,7 @@ def podman(installed: None) -> Iterator[tuple[str]]:
 
 @pytest.fixture(scope="module")
 def way(podman: tuple[str], request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """A way that podman calls gpuhook, and a low-level runtime."""
+    """One way in which podman calls gpuhook, and a low-level runtime."""
     name, runtime = request.param
     set_config(f"nvidia-container-runtime.runtimes={runtime}")
     call("gpuhook", "install", "--engine", "podman", *WAYS[name])
@@ -88,7 +89,7 @@ def way(podman: tuple[str], request: pytest.FixtureRequest) -> Iterator[tuple[st
 
 @pytest.fixture
 def of_podman(way: tuple[str, str], podman: tuple[str]) -> Iterator[Container]:
-    """A container with two GPUs that podman has made."""
+    """A container with two GPUs, created by podman."""
     forget_links()
     name, runtime = way
     options = ["--network=none", "--cap-add=MKNOD"]
@@ -99,7 +100,7 @@ def of_podman(way: tuple[str, str], podman: tuple[str]) -> Iterator[Container]:
 
 @pytest.fixture
 def user(installed: None) -> Iterator[tuple[str, ...]]:
-    """Beginning of a command of an ordinary user with a systemd session."""
+    """The first words of a command that runs as an ordinary user with a systemd session."""
     call("useradd", "--create-home", "--shell=/bin/bash", USER)
     call("loginctl", "enable-linger", USER)
     number = pwd.getpwnam(USER).pw_uid

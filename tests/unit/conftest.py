@@ -1,7 +1,7 @@
-"""Shared parts of unit tests: cases of tests/vectors, libraries built byte by byte, fake machines.
+"""Shared parts of unit tests: cases of tests/vectors, made-up libraries and file trees.
 
-A test marked ``vectors("image", "image.privileged")`` runs once, as its argument ``case``,
-for every case of those groups of tests/vectors/image.json.
+A test marked ``vectors("image", "image.privileged")`` runs once, as its argument ``case``, for
+every case of those groups of tests/vectors/image.json.
 """
 
 import inspect
@@ -73,7 +73,7 @@ def build_library(
     order: str = "<",
     sections: dict[str, bytes] | None = None,
 ) -> bytes:
-    """Return an ELF shared library that says just this, as ldconfig reads it."""
+    """Return an ELF shared library with only these properties, as ldconfig reads them."""
     wide = bits == 64
     head, segment, entry = (64, 56, "qQ") if wide else (52, 32, "iI")
     strings = b"\0"
@@ -109,7 +109,7 @@ def library() -> LibraryBuilder:
 
 @pytest.fixture
 def tree(tmp_path: Path, library: LibraryBuilder) -> Tree:
-    """A machine made of files, which the doctor's checks look at."""
+    """A simulated host, made of files, for the doctor's checks."""
     return Tree(tmp_path / "machine", library)
 
 

@@ -1,4 +1,4 @@
-"""Names in the documents exist, and pages made from the code are complete."""
+"""Names in the documentation, which must exist, and pages made from the code."""
 
 import html
 import inspect
@@ -51,7 +51,7 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
 def _code(text: str) -> str:
-    """Return a document's code: what is between backticks, and the fenced blocks."""
+    """Return the code in a document: text between backticks, and fenced blocks."""
     blocks = re.findall(r"^ *```.*?\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     lines = [line.strip() for block in blocks for line in block.splitlines()]
     inline = re.findall(
@@ -85,7 +85,7 @@ def test_code_blocks_for_files_can_be_parsed(path: Path) -> None:
 
 
 def _reserved(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the devices that a compose file reserves, wherever they stand in it."""
+    """Yield the devices that a compose file reserves anywhere in it."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if key == "reservations":
             yield from inner.get("devices", ())
@@ -94,7 +94,7 @@ def _reserved(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_compose_devices_in_the_docs_have_capabilities() -> None:
-    """It refuses those without capabilities, which CDI has no use for."""
+    """Compose refuses devices without capabilities, although CDI has no use for them."""
     texts = [path.read_text() for path in DOCUMENTS]
     blocks = [block for text in texts for _, _, block in LANGUAGE.findall(text)]
     devices = [
@@ -110,7 +110,7 @@ def test_compose_devices_in_the_docs_have_capabilities() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_links_in_the_docs_lead_to_existing_files(path: Path) -> None:
-    """In the repository too, and so not to pages that only the site has."""
+    """Links must work in the repository, too, so they can't lead to pages of only the site."""
     targets = {
         Path(os.path.normpath(path.parent / each)) for each in LINK.findall(path.read_text())
     }
@@ -119,7 +119,7 @@ def test_links_in_the_docs_lead_to_existing_files(path: Path) -> None:
 
 @pytest.mark.parametrize("names", BUILT_IN.values(), ids=BUILT_IN)
 def test_every_vendor_is_described_in_the_docs(names: ModuleType) -> None:
-    """Its variables are in the table of all, and on a page of its own that support names."""
+    """Its variables are in the table of all variables, and on a page that support.md links to."""
     docs = REPOSITORY / "docs"
     requests = (docs / "requests.md").read_text()
     assert [name for name in names.VARIABLES if f"`{name}`" not in requests] == []
@@ -130,7 +130,7 @@ def test_every_vendor_is_described_in_the_docs(names: ModuleType) -> None:
 
 
 def test_the_page_on_adding_vendors_shows_the_test_vendors_code() -> None:
-    """Its code is that of the tests' vendor, letter by letter."""
+    """The page shows it letter by letter."""
     folder = REPOSITORY / "tests/vendors"
     sources = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
     blocks = FENCED.findall((REPOSITORY / "docs/engineering/add-a-vendor.md").read_text())
@@ -156,7 +156,7 @@ def test_a_drawing_has_a_dark_style_title_and_description(name: str) -> None:
 
 
 def test_the_tutorials_pictures_show_its_simulated_machine() -> None:
-    """Eight GPUs with the UUIDs that its containers print, of which it loses one."""
+    """The list has eight GPUs with the UUIDs that the containers print; one of them gets lost."""
     page = (REPOSITORY / "docs/tutorial/simulated.md").read_text()
     [lost] = re.findall(r"simulate /srv/gpus --lost (\d+)", page)
     pictures = {
@@ -175,7 +175,7 @@ def test_the_tutorials_pictures_show_its_simulated_machine() -> None:
 
 
 def test_tests_named_in_the_docs_exist() -> None:
-    """A claim whose test was renamed or removed is no longer shown by anything."""
+    """If its test is renamed or removed, nothing proves a claim any more."""
     tests = REPOSITORY / "tests"
     texts = "\n".join(path.read_text() for path in tests.rglob("test_*.py"))
     known = set(re.findall(r"^ *def (test_\w+)", texts, re.MULTILINE))
@@ -195,7 +195,7 @@ def test_versions_named_on_the_slurm_page_were_tested() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_no_line_of_text_in_the_docs_is_too_long(path: Path) -> None:
-    """Code and tables have the lines that they need."""
+    """Code and tables may have longer lines."""
     text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("|")]
     assert [line for line in lines if len(line) > 120] == []
@@ -209,7 +209,7 @@ BEHIND = re.compile(r"^\s*\S.*?\s{2,}# ")
 
 @pytest.mark.parametrize("path", SITE, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_no_commented_command_line_exceeds_the_page_width(path: Path) -> None:
-    """A comment that doesn't fit behind its command is above it."""
+    """A comment that doesn't fit behind its command goes above it."""
     blocks = re.findall(
         r"^ *```(?:sh|console)?\n(.*?)^ *```", path.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -357,7 +357,7 @@ def test_addresses_loaded_by_a_page_are_found(page: str, loaded: list[str]) -> N
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_every_command_names_a_real_image(path: Path) -> None:
-    """A command is copied as it is; a placeholder fails in the engine, with an error of its own."""
+    """A user copies a command unchanged, and a placeholder in it fails in the engine."""
     blocks = re.findall(r"^ *```.*?^ *```", path.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     assert [line for line in lines if re.search(r"(?<![-\w])(CUDA-)?IMAGE\b(?!=)", line)] == []

@@ -1,13 +1,14 @@
-"""No module that handles an image reaches it by a path: each forbidden call names its reason.
+"""Calls that are forbidden in some modules, each with its reason.
 
-A path that was resolved a moment ago can mean something else when it is used: that is the
-class of CVE-2024-0132, CVE-2024-0133, CVE-2024-0134, CVE-2025-23359 and CVE-2025-23267.
+A module that handles an image never reaches it by a path. A path that was resolved a moment
+ago can mean something else when it is used: that is the class of CVE-2024-0132, CVE-2024-0133,
+CVE-2024-0134, CVE-2025-23359 and CVE-2025-23267.
 
-And no command that root runs opens, locks or asks what another user may have made
-otherwise than through the modules that see to it.
+A command that root runs opens, locks or queries things that another user may have made only
+through the modules for that.
 
-And no text of the kernel's or of another program is cut where Python's text has an end of a
-line or a blank and its writer has a letter.
+Text of the kernel or of another program is never cut where Python sees an end of a line or a
+blank, but its writer meant a letter.
 """
 
 import ast
@@ -102,13 +103,13 @@ WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli")
 
 
 def room_of(module: str) -> str:
-    """Return the package of a module, tools/vendors/nvidia/doctor/nodes as doctor."""
+    """Return the package of a module, such as doctor for tools/vendors/nvidia/doctor/nodes."""
     parts = [part for part in module.split("/") if part not in ("base", "core", "tools")]
     return parts[2] if parts[0] == "vendors" and len(parts) > 2 else parts[0]
 
 
 def handling_images() -> dict[str, str]:
-    """Return the modules that hold a Rootfs or a ContainerRootfs: their text by name."""
+    """Return the text of each module that holds a Rootfs or a ContainerRootfs, by name."""
     words = (
         "gpuhook.base.container.rootfs",
         "gpuhook.base.container.changes",
@@ -143,7 +144,7 @@ OF_THE_HOST = {
 
 
 def violations(module: str, text: str) -> list[str]:
-    """Return what a module does that it must not, with the reason."""
+    """Return the forbidden calls and imports of a module, with their reasons."""
     tree = ast.parse(text)
     found = []
     for function, name, call in calls(tree):
@@ -302,7 +303,7 @@ ALLOWED_TO_CUT = {
 
 
 def cutting(module: str, text: str) -> dict[str, str]:
-    """Return the places and calls by which a module cuts text where it shouldn't, and why not."""
+    """Return the places and calls by which a module cuts text where it must not, with reasons."""
     found = {}
     for function, name, call in calls(ast.parse(text)):
         said = name if name == "open" else f".{name.rpartition('.')[2]}" if "." in name else ""

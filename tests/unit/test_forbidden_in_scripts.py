@@ -1,7 +1,8 @@
-"""Signals go by descriptors, from one module; no shell script of root's walks where users are.
+"""Forbidden in sources and scripts: signals by process id, and walks through users' folders.
 
-The number of a process that has ended is another's soon, and no shell holds a process. And what
-walks a folder of a user's asks whatever is mounted there, and follows whatever is put there.
+Signals are sent by descriptors, from one module only. The id of an exited process soon belongs
+to another, and no shell holds a process. No shell script that root runs walks a user's folder:
+that would query whatever is mounted there, and follow whatever is put there.
 """
 
 import ast
@@ -68,7 +69,7 @@ ALLOWED_WALKS = {
 
 
 def shell_scripts() -> Iterator[tuple[str, str]]:
-    """Yield name and text of what a shell or systemd runs on users' machines."""
+    """Yield the name and text of each file that a shell or systemd runs on users' hosts."""
     for top in ("launchers", "packaging"):
         for path in sorted((REPOSITORY / top).rglob("*")):
             if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts:
@@ -79,7 +80,7 @@ def shell_scripts() -> Iterator[tuple[str, str]]:
 
 
 def found(pattern: re.Pattern[str], text: str) -> list[str]:
-    """Return the lines of a script that have a command, without comments."""
+    """Return the lines of a script that contain a command, without comments."""
     lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.split("\n")]
     return [line for line in lines if pattern.search(line)]
 

@@ -1,8 +1,8 @@
-"""Case of keys, format by format: what gpuhook reads of a Go program's, as that program reads it.
+"""Case of keys in each format, read as the Go program that owns the format reads them.
 
-Go's encoding/json takes keys in any case. Kubernetes' own reader (sigs.k8s.io/json), go-yaml and
-maps don't, and dockerd refuses other spellings of daemon.json's own keys. Each was learned from
-the program's source, and dockerd's, podman's and runc's from what they did with such a file.
+Go's encoding/json takes keys in any case. Kubernetes' own reader (sigs.k8s.io/json), go-yaml
+and maps don't, and dockerd refuses other spellings of daemon.json's own keys. Each rule comes
+from the program's source. For dockerd, podman and runc, it also comes from trying such a file.
 """
 
 import json
@@ -70,7 +70,10 @@ def web(text: str, folder: Path) -> object:
 
 
 def oci_config(text: str, _folder: Path) -> object:
-    """crun accepts only the specification's spelling, and engines write it."""
+    """Return whether a config.json may request NVIDIA's devices.
+
+    crun accepts only the specification's spelling, and engines write it.
+    """
     return SpecReader(Spec("config.json", text).data, Config()).asks(nvidia)
 
 
@@ -131,7 +134,7 @@ EXACT: list[tuple[Reader, str, str, str]] = [
 
 
 def outcome(read: Reader, text: str, folder: Path) -> object:
-    """Return what a text says, the kind of error where it is refused."""
+    """Return the content read from a text, or the kind of error if the text is refused."""
     try:
         return read(text, folder)
     except GpuhookError as error:

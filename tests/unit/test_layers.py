@@ -1,8 +1,8 @@
 """Allowed imports between packages, and modules that a start may load.
 
-Imports are read from the sources: those inside functions count, and those for typing alone.
-What a start loads is counted, because times differ between machines: one module of the
-standard library can cost more than a container start may take in all.
+Imports are read from the sources, including those inside functions and those only for typing.
+What a start loads is counted, because times differ between hosts: one module of the standard
+library can cost more than a whole container start may take.
 """
 
 import ast
@@ -51,7 +51,7 @@ _MOST = 20_000  # lines of a part
 
 
 def dotted(path: Path) -> str:
-    """Return a module's name without ``gpuhook.``, "gpuhook" for the package itself."""
+    """Return a module's name without ``gpuhook.``, or ``gpuhook`` for the package itself."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "gpuhook"
 
@@ -60,12 +60,12 @@ MODULES = {dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def part(module: str) -> str:
-    """Return the part of gpuhook that a module is in; a program is one itself."""
+    """Return the part of gpuhook that a module belongs to; a program is a part itself."""
     return module.partition(".")[0]
 
 
 def package(module: str) -> str:
-    """Return the package of a module: its folder, or itself where that is a whole part."""
+    """Return a module's package: its folder, or the module itself if the folder is a part."""
     if MODULES[module].name == "__init__.py":
         return module
     folder = module.rpartition(".")[0]
@@ -73,12 +73,12 @@ def package(module: str) -> str:
 
 
 def second(module: str) -> str:
-    """Return the package of a module at the second level: a folder of a part with all below it."""
+    """Return a module's package at the second level: a folder of a part with all below it."""
     return ".".join(module.split(".")[:2])
 
 
 def imports(text: str) -> Iterator[str]:
-    """Yield the modules of ours that a source imports anywhere."""
+    """Yield the gpuhook modules that a source imports anywhere."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names]
@@ -97,12 +97,12 @@ def _ours(name: str) -> str:
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """Return what each module imports of ours."""
+    """Return the gpuhook modules that each module imports."""
     return {name: {*imports(path.read_text())} - {name} for name, path in MODULES.items()}
 
 
 def circle(edges: Mapping[str, set[str]]) -> list[str]:
-    """Return the modules of a circle, [] if there is none."""
+    """Return the modules of an import cycle, or [] if none exists."""
     done: set[str] = set()
 
     def search(name: str, way: list[str]) -> list[str]:
@@ -120,7 +120,7 @@ def circle(edges: Mapping[str, set[str]]) -> list[str]:
 
 
 def between(place: Callable[[str], str]) -> dict[str, set[str]]:
-    """Return what modules import of each other, taken together by where they are."""
+    """Return which groups of modules import each other; ``place`` returns a module's group."""
     found: dict[str, set[str]] = {place(name): set() for name in MODULES if name != "gpuhook"}
     for module, others in graph().items():
         if module != "gpuhook":
@@ -220,10 +220,10 @@ KERNEL = {"_ctypes"}
 
 
 class Start(NamedTuple):
-    """Imports of a start, the maximum number of our files among them, and the allowed modules.
+    """Imports of a start, the maximum number of gpuhook's files among them, and other modules.
 
-    ``beyond`` is what else than free modules it loads.
-    The names of vendors come on top of that: one file for each, asked for or not.
+    ``beyond`` has the modules that it may load in addition to the free ones.
+    The vendors' names are not included: one file for each vendor, requested or not.
     """
 
     imports: str
@@ -251,7 +251,7 @@ STARTS = {
 
 
 def loaded(start: Start) -> tuple[set[str], set[str]]:
-    """Return the modules of ours, and the others, that an isolated interpreter has then.
+    """Return the gpuhook modules and the others that an isolated interpreter has after a start.
 
     Packages without code are not counted.
     """

@@ -1,4 +1,4 @@
-"""log: what is reported, where, and that reporting never fails a container."""
+"""log: the errors that are reported, where they go, and that reporting fails no container."""
 
 import json
 import os
@@ -18,7 +18,7 @@ MESSAGE = f"gpu-py: {SENTENCES}"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """A configuration with a state folder of its own and a debug log."""
+    """A configuration with its own state folder and a debug log."""
     state = tmp_path / "state"
     state.mkdir(mode=0o755)
     made = Config()
@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def messages(path: str | Path) -> list[str]:
-    """Return what the errors in a log say; AssertionError where one lacks level or time."""
+    """Return the messages of the errors in a log, and check that each has a level and a time."""
     records = [json.loads(line) for line in Path(path).read_text().splitlines()]
     assert all(record["level"] == "error" for record in records)
     assert all(record["time"].endswith("Z") for record in records)
@@ -158,7 +158,7 @@ def test_no_error_is_kept_if_the_state_folder_cannot_be_made(config: Config) -> 
 def test_control_characters_in_an_error_are_escaped(
     config: Config, capfd: pytest.CaptureFixture[str], said: str
 ) -> None:
-    """A name in it, of any origin: to the user, to the engine, which prints it, and for later."""
+    """An error goes to the user, the engine and the logs, and may contain a name of any origin."""
     for error in (HeldError(f"It is {said}'s", "Wait"), RequestError("It is so", f"Ask {said}")):
         log.error("gpu-py", str(error), config, str(Path(config.state_dir).parent / "engine.log"))
     texts = [capfd.readouterr().err[:-1].replace("\n", "", 1)]

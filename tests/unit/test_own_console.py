@@ -1,4 +1,4 @@
-"""Terminals that scripts/lib/own-console gives to machines."""
+"""Terminals that scripts/lib/own-console makes for test machines."""
 
 import fcntl
 import os
@@ -42,7 +42,7 @@ sys.exit(7)
 
 @dataclass
 class Caller:
-    """The terminal that own-console is called on."""
+    """The terminal on which own-console is called."""
 
     process: subprocess.Popen[bytes]
     fd: int
@@ -59,7 +59,7 @@ class Caller:
 
 @contextmanager
 def called() -> Iterator[Caller]:
-    """Call it on a terminal of 100 columns, whose settings and owner must not change."""
+    """Start own-console on a terminal of 100 columns; its settings and owner must not change."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 33, 100, 0, 0))
     before = termios.tcgetattr(theirs)

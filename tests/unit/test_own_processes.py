@@ -1,4 +1,4 @@
-"""Guards against tests that end themselves or wait forever in a child."""
+"""Guards against tests that kill themselves or wait forever in a child process."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ def test_signals_to_process_0_or_minus_1_are_refused_in_tests(send: object, numb
 
 
 def test_a_forked_child_collects_no_garbage_of_its_parent() -> None:
-    """A server of gRPC's among it would wait for threads that a child doesn't have."""
+    """A gRPC server in that garbage would wait for threads that a child doesn't have."""
 
     class Ring:
         def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The runtime, the hook and `gpuhook explain` do, or say, the same of the same bundle.
+"""Agreement of the runtime, the hook and `gpuhook explain` about the same bundle.
 
-All three go their whole way, to what is written into config.json and to the operations that are
-executed; what touches a container is taken out.
+All three run completely, up to the text of config.json and the operations that are executed.
+Only the code that touches a container is replaced.
 """
 
 import json
@@ -81,7 +81,7 @@ def random_spec(source: random.Random) -> dict[str, Any]:
 
 
 def config_file(source: random.Random, path: Path) -> None:
-    """A policy by chance."""
+    """Write a config.toml with random settings."""
     answers = [str(source.random() < 0.5).lower() for _ in range(3)]
     mode = source.choice(["hook", "spec", "auto", "legacy", "jit-cdi", "cdi"])
     path.write_text(f"""
@@ -98,7 +98,7 @@ def config_file(source: random.Random, path: Path) -> None:
 
 
 class Stage:
-    """A machine with two GPUs, one of them in parts, and a bundle on it."""
+    """A host with two GPUs, one of them with MIG devices, and a bundle."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -124,7 +124,7 @@ class Stage:
         return ContainerRootfs(os.open(root, PATH_FLAGS), root, Journal(), (0, 0), process)
 
     def shim(self) -> str:
-        """Have gpu-py edit the bundle; return why it refuses it, if it does."""
+        """Have gpu-py edit the bundle; return its reason if it refuses to."""
         words = ["create", "--bundle", str(self.folder), "id"]
         try:
             runtime_shim.prepare_bundle(
@@ -135,7 +135,7 @@ class Stage:
         return ""
 
     def hook(self) -> "str | list[dict[str, Any]]":
-        """Return the operations that the hook executes, or why it refuses the container."""
+        """Return the operations that the hook executes, or its reason to refuse the container."""
         self.executed.clear()
         state = {"id": "id", "pid": os.getpid(), "bundle": str(self.folder)}
         try:
@@ -157,7 +157,7 @@ def of_kind(explained: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def assert_rules(before: dict[str, Any], after: dict[str, Any], explained: dict[str, Any]) -> None:
-    """All that is explained is allowed afterwards, and nothing else has been allowed."""
+    """Check that every explained device is allowed afterwards, and that nothing else was added."""
     old, new = (spec["linux"]["resources"]["devices"] for spec in (before, after))
     pairs = [(op["major"], op["minor"]) for op in of_kind(explained, "allow-device")]
     assert new[: len(old)] == old
@@ -168,7 +168,7 @@ def assert_rules(before: dict[str, Any], after: dict[str, Any], explained: dict[
 def assert_spec_mode(
     before: dict[str, Any], after: dict[str, Any], explained: dict[str, Any]
 ) -> None:
-    """The nodes and mounts that were written are those that are explained."""
+    """Check that the written nodes and mounts are those that were explained."""
     nodes = [(node["path"], node["major"], node["minor"]) for node in after["linux"]["devices"]]
     shown = [(op["destination"], op["major"], op["minor"]) for op in of_kind(explained, "device")]
     assert nodes == shown
@@ -185,7 +185,7 @@ def assert_spec_mode(
 
 
 def check(stage: Stage) -> str:
-    """Compare the three on the bundle as it is; return what became of it."""
+    """Compare all three on the current bundle; return the outcome."""
     before = json.loads(stage.spec.read_text())
     explained = stage.explain()
     alone = stage.hook()

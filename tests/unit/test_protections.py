@@ -1,4 +1,4 @@
-"""Every statement that is named as a protection has a test with a marker, and can be taken out."""
+"""Statements named as protections: each has a test with a marker, and can be taken out."""
 
 import ast
 import os
@@ -126,7 +126,7 @@ def test_a_protected_loop_needs_an_explicit_replacement() -> None:
 
 
 def test_a_missing_test_environment_is_reported_without_a_traceback(tmp_path: Path) -> None:
-    """Nothing is taken out where what the tests need isn't there and can't be made."""
+    """Nothing is taken out if the environment of the tests is missing and can't be made."""
     (tmp_path / "scripts/lib").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     script = Path(shutil.copy(SCRIPT, tmp_path / "scripts"))

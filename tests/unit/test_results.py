@@ -1,4 +1,4 @@
-"""Claims in the documents match the files of results, and those match real runs of tests."""
+"""Claims in the documentation, which must match the result files, and the test runs behind them."""
 
 import json
 import os
@@ -202,7 +202,7 @@ def test_a_claim_without_a_kind_is_met_by_any_kind() -> None:
 
 @pytest.fixture
 def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs that say their versions, and a configuration of gpu-py."""
+    """A folder of programs that print their versions, and a configuration of gpu-py."""
     for name, says in (("podman", "podman version 5.4.2"), ("crun", "crun version 1.21\nx: 2.2")):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\necho '{says}'\n")
@@ -313,7 +313,7 @@ def test_six(record_property): record_property("ran", ["podman", "5.4.2+ds1", "D
 
 @pytest.fixture
 def run_tests(tmp_path: Path) -> Path:
-    """A tree of tests of which some fail."""
+    """A tree of tests, of which some fail."""
     folder = tmp_path / "tests/integration"
     folder.mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -1,6 +1,6 @@
-"""A vendor's names are spelled only in that vendor's folders.
+"""Spelling of a vendor's names, which only that vendor's folders contain.
 
-Elsewhere it comes from the vendor's names, so that the same code serves every vendor.
+Other code reads them from the vendor's names, so that the same code serves every vendor.
 """
 
 import re
@@ -25,7 +25,7 @@ SPELLED = {
 
 
 def spelling(folders: tuple[str, ...], pattern: str) -> dict[str, list[str]]:
-    """Return the files outside of a vendor's folders that spell its names, with the lines."""
+    """Return the files outside a vendor's folders that spell its names, with the lines."""
     found = {}
     # A vendor's simulator may be a file: vendors/amd.py.
     places = (*folders, *(f"{folder.rstrip('/')}.py" for folder in folders))

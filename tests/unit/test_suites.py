@@ -1,4 +1,4 @@
-"""The table of other projects' suites shows what their files say."""
+"""Table of other projects' test suites, which shows what their files contain."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every group of shared cases about requests, configuration, CDI and vendors is some test's."""
+"""Groups of shared cases about requests, configuration, CDI and vendors: a test uses each."""
 
 import json
 import re

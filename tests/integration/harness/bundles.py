@@ -42,7 +42,8 @@ Spec = dict[str, Any]
 def base_config(root: Path, *command: str) -> Spec:
     """Return the config.json of a container that runs ``command`` on the root ``root``.
 
-    It holds what Docker's does, cgroup deny-all included, and nothing about GPUs.
+    It has the same content as Docker's, including the cgroup rule that denies all devices, and
+    nothing about GPUs.
     """
     sets = ("bounding", "effective", "permitted")
     return {
@@ -85,7 +86,7 @@ def _mounts() -> list[Spec]:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle folder, its container's id, its root filesystem, and where and by what it runs.
+    """A bundle: its folder, its container's id and root filesystem, and its mount namespace.
 
     ``runtime`` is the low-level runtime.
     """
@@ -102,7 +103,7 @@ class Bundle:
         return self.path / "config.json"
 
     def spec(self) -> Spec:
-        """Return config.json as it is now."""
+        """Return the current content of config.json."""
         spec: Spec = json.loads(self.config.read_bytes())
         return spec
 
@@ -117,11 +118,11 @@ class Bundle:
         self.change(lambda spec: spec["process"]["env"].extend(settings))
 
     def command(self, *argv: str) -> None:
-        """Have the container run ``argv``."""
+        """Set the container's command to ``argv``."""
         self.change(lambda spec: spec["process"].update(args=list(argv)))
 
     def prestart(self, program: Path, config: Path, stage: str = "prestart") -> None:
-        """Have config.json name a hook, ours by itself, as for engines that don't call gpu-py."""
+        """Make ``program`` the only hook in config.json, as for engines that don't call gpu-py."""
         args = [program.name, "--config", str(config), "prestart"]
         hook = {"path": str(program), "args": args, "env": ["PATH=/usr/bin:/bin"]}
         self.change(lambda spec: spec.update(hooks={stage: [hook]}))
@@ -149,11 +150,11 @@ class Bundle:
         name: str,
         env: dict[str, str] | None = None,
     ) -> Result:
-        """Lead a container through create, start and delete, as engines do.
+        """Create, start and delete a container, as engines do.
 
-        ``create`` is the whole command line that creates the container ``name``, ``runtime``
-        that of the other verbs up to the verb. Returns the status of create with the
-        container's output, or with what made create fail.
+        ``create`` is the whole command line that creates the container ``name``. ``runtime``
+        is the command line of the other verbs, up to the verb. The result has the exit status
+        of create, and the container's output or the error message of create.
         """
         output = self.path / "output"
         argv = self.namespace.enter(*create, cwd=self.path)
@@ -175,7 +176,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class GpuBundle(Bundle):
-    """A bundle, and the gpu-py and the configuration that its container is started with."""
+    """A bundle whose container is started with the gpu-py and the configuration named here."""
 
     installation: Installation
     settings: Path
@@ -191,7 +192,7 @@ class GpuBundle(Bundle):
         return {"GPUHOOK_CONFIG": str(self.settings)}
 
     def by_hook(self, config: Path | None = None, stage: str = "prestart") -> None:
-        """Have config.json name our hook, as ``prestart`` does."""
+        """Make our hook the only one in config.json, as ``prestart`` does."""
         self.prestart(self.installation.hook, config or self.settings, stage)
 
     def start(self, config: Path | None = None) -> Result:
@@ -200,7 +201,10 @@ class GpuBundle(Bundle):
 
 
 def _run_into(output: Path, argv: list[str], cwd: Path, env: dict[str, str] | None) -> int:
-    """Run ``argv`` with a file as its output: a created container keeps a pipe open."""
+    """Run ``argv`` with a file as its output; return the exit status.
+
+    A pipe wouldn't do, because a created container keeps it open.
+    """
     ran.note(argv, env)
     with output.open("wb") as file:
         return subprocess.run(
@@ -243,7 +247,7 @@ def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Ite
 
 
 def remove_cgroups() -> None:
-    """Remove what our containers left in every cgroup hierarchy, killing what still runs."""
+    """Remove this session's cgroups from every hierarchy, and kill the processes in them."""
     # Not glob, which fails where another session removes its own meanwhile.
     every = [Path(path) for path, _, _ in os.walk("/sys/fs/cgroup")]
     for folder in (path for path in every if path.name == CGROUP_PARENT.strip("/")):
@@ -256,7 +260,7 @@ def remove_cgroups() -> None:
 
 
 def remove_forgotten_cgroups() -> None:
-    """Remove the cgroups of test runs that were killed a day ago, where nothing runs in them."""
+    """Remove the cgroups of test runs that were killed over a day ago, if nothing runs in them."""
     for folder in Path("/sys/fs/cgroup").glob(f"*/{_CGROUP}*"):
         if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
             below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)

@@ -1,4 +1,4 @@
-"""A CDI document of ours, and a bundle as an engine makes it of that."""
+"""A generated CDI spec, and a bundle that is changed as an engine does for this spec."""
 
 import json
 import shutil
@@ -30,16 +30,16 @@ subprocess.run([*enter, "mount", "--bind", sys.argv[1], place], check=True)
 
 
 def generate(installation: Installation, config: Path, output: Path, *options: str) -> Path:
-    """Write the document of a configuration's machine into a folder; return its file."""
+    """Write the CDI spec for a configuration into a folder; return its file."""
     words: list[str | Path] = [installation.command, "cdi", "generate", "--config", config]
     run([*words, "--output", output, *options]).ok()
     return output / "nvidia.com-gpu.yaml"
 
 
 def give(bundle: Bundle, document: Path, *devices: str, mounted: bool = False) -> None:
-    """Put into config.json what an engine does for these devices of a document.
+    """Change config.json as an engine does for these devices of a CDI spec.
 
-    With ``mounted``, nodes are mounted, as rootless engines have to do it.
+    With ``mounted``, device nodes are mounted, as rootless engines have to do it.
     """
     found = folders.read_folders([str(document.parent)])
     edits = apply.resolve(found, [f"{KIND}={device}" for device in devices])
@@ -58,7 +58,7 @@ def give(bundle: Bundle, document: Path, *devices: str, mounted: bool = False) -
 
 @contextmanager
 def read_by_engines(*documents: Path) -> Iterator[None]:
-    """Put documents where engines read them, until the end of the block."""
+    """Copy CDI specs to the folder that every engine reads, until the end of the block."""
     CDI.mkdir(exist_ok=True)
     for document in documents:
         shutil.copy(document, CDI)
@@ -68,9 +68,10 @@ def read_by_engines(*documents: Path) -> Iterator[None]:
 
 
 def with_mounted_nodes(document: Path, kind: str = KIND) -> str:
-    """Return the text of a document with nodes as mounts, and with that kind.
+    """Return the text of a CDI spec with mounts instead of device nodes, and with that kind.
 
-    crun without root takes nodes from the host's own /dev, where a simulated driver's aren't.
+    crun without root takes nodes from the host's own /dev, which lacks a simulated driver's
+    nodes.
     """
     made = read(document.read_bytes()).document
     assert made is not None
@@ -83,9 +84,9 @@ def with_mounted_nodes(document: Path, kind: str = KIND) -> str:
 
 
 def write_kernel(driver: Driver, folder: Path, python: str = sys.executable) -> Path:
-    """Write a document whose device has the container see the driver in /proc; return its file.
+    """Write a CDI spec whose device shows the driver in a container's /proc; return its file.
 
-    A kernel with the driver shows it in every procfs; this one has none.
+    A kernel with the driver shows it in every procfs, but this host's kernel lacks the driver.
     """
     path = folder / "kernel.json"
     args = [python, "-c", _KERNEL_HOOK, str(driver.root / "proc/driver")]

@@ -62,7 +62,7 @@ OTHER_OPTIONS = {
 
 
 def options(text: str) -> Options:
-    """Return the options that a --help has."""
+    """Return the options that the text of a --help lists."""
     found: Options = {}
     for line in re.findall(r"^ +(-.*?)(?:   |$)", text, re.MULTILINE):
         names = re.findall(r"(?:^|, )--?([\w?-]+)", line)
@@ -72,10 +72,10 @@ def options(text: str) -> Options:
 
 @dataclass
 class CommandLines:
-    """Makes command lines with the options that a runtime's --help has.
+    """Generator of command lines with the options that a runtime's --help lists.
 
-    ``before`` are the options that stand before the verb, ``after`` those that may follow
-    each verb that creates a container.
+    ``before`` has the options before the verb. ``after`` has the options that may follow each
+    verb that creates a container.
     """
 
     chance: Random
@@ -98,7 +98,7 @@ class CommandLines:
         return self.spoilt(argv) if chance.random() < 0.12 else argv
 
     def to_create(self, known: Options) -> list[str]:
-        """Make what follows create or run: options, an id, perhaps more of both."""
+        """Make the words after create or run: options, an id, and sometimes one more option."""
         chance = self.chance
         words: list[str] = []
         for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))):
@@ -110,7 +110,7 @@ class CommandLines:
         return words
 
     def to_do_otherwise(self) -> list[str]:
-        """Make what follows another verb."""
+        """Make the words after a verb other than create or run."""
         words: list[str] = []
         for _ in range(self.chance.choice((0, 1, 1, 2, 3))):
             if self.chance.random() < 0.5:
@@ -120,7 +120,7 @@ class CommandLines:
         return words
 
     def option(self, known: Options, hidden: Options) -> list[str]:
-        """Spell an option with its value, if it takes one, and now and then if not."""
+        """Spell an option, usually with a value only if it takes one."""
         chance = self.chance
         names = [name for name in known if name not in TELLING or chance.random() < 0.1]
         names += ["bundle", "bundle", "b"] if "bundle" in known else []
@@ -138,7 +138,7 @@ class CommandLines:
         return self.chance.choice(VALUES.get(name, FILES))
 
     def spoilt(self, argv: list[str]) -> list[str]:
-        """Take a word out, put one in or swap two."""
+        """Remove a word, insert one or swap two."""
         place, other = (self.chance.randrange(len(argv)) for _ in range(2))
         how = self.chance.randrange(3)
         if how == 0:
@@ -149,7 +149,10 @@ class CommandLines:
         return argv
 
     def systematic(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each option, and with it in its spellings, where it may stand, command lines."""
+        """Yield pairs of an option and a command line, for each option, spelling and place.
+
+        For the command lines in TWISTED, the first item is the verb.
+        """
         for name in self.before | HIDDEN_BEFORE:
             for spelled in every_spelling(name):
                 yield name, [*spelled, "create", "--bundle", "b1", "id"]
@@ -174,9 +177,9 @@ class CommandLines:
 
 
 def spellings(name: str, value: str, cut: int) -> Iterator[list[str]]:
-    """Yield the ways to write an option; ``cut`` is how long an abbreviation is.
+    """Yield the ways to write an option; ``cut`` is the length of an abbreviation.
 
-    The first two are those of an option with a value, the third is that of one without.
+    The first two are for an option with a value, the third is for one without a value.
     """
     usual = f"--{name}" if len(name) > 1 else f"-{name}"
     yield [usual, value]
@@ -195,12 +198,12 @@ def spellings(name: str, value: str, cut: int) -> Iterator[list[str]]:
 
 
 def good(name: str) -> str:
-    """Return a value that an option takes."""
+    """Return a valid value for an option."""
     return VALUES.get(name, FILES)[0]
 
 
 def every_spelling(name: str) -> Iterator[list[str]]:
-    """Yield the ways to write an option with a good value, some abbreviations included."""
+    """Yield the ways to write an option with a valid value, including some abbreviations."""
     value = good(name)
     yield from spellings(name, value, len(name))
     for cut in sorted({1, 2, 4, len(name) // 2, len(name) - 1} & set(range(1, len(name)))):
@@ -208,6 +211,10 @@ def every_spelling(name: str) -> Iterator[list[str]]:
 
 
 def command_lines(helped: dict[str, str], seed: int) -> CommandLines:
-    """Return what makes command lines for the runtime that says this for --help of a verb."""
+    """Return a generator of command lines for a runtime.
+
+    ``helped`` maps verbs to the output of their --help, and an empty string to that of the
+    runtime.
+    """
     after = {verb: options(helped[verb]) for verb in ("create", "run")}
     return CommandLines(Random(seed), options(helped[""]), after)  # noqa: S311 - no secret

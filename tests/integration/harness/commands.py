@@ -1,4 +1,4 @@
-"""Run programs: to their end with their output kept, or in the background until told to stop."""
+"""Programs that run until they exit, with their output kept, or in the background until stopped."""
 
 import os
 import shutil
@@ -28,12 +28,12 @@ class Result:
     stderr: str
 
     def ok(self) -> "Result":
-        """Return self; AssertionError with everything printed if the exit status is not 0."""
+        """Return self; raise AssertionError with everything printed if the exit status isn't 0."""
         assert self.status == 0, str(self)
         return self
 
     def failed(self) -> "Result":
-        """Return self; AssertionError with everything printed if the exit status is 0."""
+        """Return self; raise AssertionError with everything printed if the exit status is 0."""
         assert self.status != 0, str(self)
         return self
 
@@ -52,10 +52,10 @@ def run(
     timeout: float = TIMEOUT_S,
     start: bool = False,
 ) -> Result:
-    """Run ``argv`` to its end; ``env`` is added to our environment.
+    """Run ``argv`` until it exits; ``env`` is added to our environment.
 
-    Our own command line goes to the server that has imported it, where there is one; ``start``
-    has it started as anybody does.
+    If a server has imported our command line, the command line runs in a child of that server.
+    With ``start``, it is started as users start it.
     """
     words = tuple(str(word) for word in argv)
     ran.note(words, env)
@@ -85,7 +85,10 @@ _servers: Servers | None = None
 
 @contextmanager
 def served(program: Path) -> Iterator[None]:
-    """Have our command line served in this process' namespaces until the end of the block."""
+    """Serve our command line from a process that has imported it, until the end of the block.
+
+    It runs in this process' namespaces.
+    """
     global _servers  # noqa: PLW0603 - what all calls of run have in common
     _servers = Servers(program)
     try:
@@ -96,7 +99,7 @@ def served(program: Path) -> Iterator[None]:
 
 
 def path_of(program: str) -> Path:
-    """Return where a program of this machine's is."""
+    """Return the path of a program that is installed on this host."""
     found = shutil.which(program)
     assert found is not None, f"{program} isn't installed"
     return Path(found)
@@ -109,9 +112,10 @@ def wait_until(
     interval: float = 0.02,
     shown: Callable[[], str] = str,
 ) -> None:
-    """Return once ``condition`` holds; look less often the longer that takes, but every 0.1 s.
+    """Return once ``condition`` holds.
 
-    AssertionError if it never does, naming ``what`` and, below it, what ``shown`` gives then.
+    The longer this takes, the longer is the interval between two checks, up to 0.1 s. After
+    the timeout, raise AssertionError with ``what`` and, below it, the result of ``shown``.
     """
     began = time.monotonic()
     while not condition():
@@ -129,10 +133,10 @@ def daemon(
     env: Mapping[str, str] | None = None,
     start: bool = False,
 ) -> Iterator[Process]:
-    """Run ``argv`` in the background from when it is ``ready`` to the end of the block.
+    """Run ``argv`` in the background until the end of the block.
 
-    It is told to stop, too, when this process dies without reaching the end of the block.
-    ``start`` as for ``run``.
+    The block begins once the program is ``ready``. The program is also stopped if this process
+    dies before the end of the block. ``start`` is as for ``run``.
     """
     log.write_text("")
     process = background(argv, log, env, start)
@@ -154,7 +158,10 @@ def background(
     env: Mapping[str, str] | None = None,
     start: bool = False,
 ) -> Process:
-    """Run ``argv`` until it is stopped, or this process ends; add its output to a log."""
+    """Start ``argv`` in the background, and add its output to a log.
+
+    It runs until it is stopped or this process exits.
+    """
     words = [str(word) for word in argv]
     environ = {**os.environ, **(env or {})}
     ran.note(words, env)
@@ -174,7 +181,7 @@ def background(
 
 
 def stop(process: Process, patience: float = 20.0) -> None:
-    """Ask ``process`` to end, and end it if it doesn't."""
+    """Send SIGTERM to ``process``, and SIGKILL if it doesn't exit."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(patience)

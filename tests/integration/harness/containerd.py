@@ -1,4 +1,4 @@
-"""A containerd of our own, driven by ctr with gpu-py as its runtime binary."""
+"""A containerd for the tests, driven by ctr with gpu-py as its runtime binary."""
 
 import itertools
 import os
@@ -73,9 +73,9 @@ RUNTIMES = {2: CRI, 3: "io.containerd.cri.v1.runtime", 4: "io.containerd.cri.v1.
 
 @dataclass(frozen=True)
 class Containerd:
-    """A running containerd; ``binary`` is the runtime that ``run`` starts containers with.
+    """A running containerd; ``binary`` is the runtime with which ``run`` starts containers.
 
-    Its command line, ctr, is that of ``space``.
+    Its command line, ctr, runs in the namespace ``space``.
     """
 
     folder: Path
@@ -86,17 +86,17 @@ class Containerd:
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Tell whether the user sees the messages of a failed hook."""
+        """Return whether the user sees the messages of a failed hook."""
         return True
 
     @property
     def takes_cdi(self) -> bool:
-        """Tell whether ctr --gpus means CDI devices, as in 2.3 and newer."""
+        """Return whether ctr --gpus means CDI devices, as in 2.3 and newer."""
         version = ran.number(self.space.run("ctr", "--version").ok().stdout)
         return [int(each) for each in version.split(".")[:2]] >= [2, 3]
 
     def call(self, *words: str | Path, within: str = CGROUP_PARENT.strip("/")) -> Result:
-        """Run ctr against this daemon, within a namespace of containerd's."""
+        """Run ctr against this daemon, within one of containerd's own namespaces."""
         address = [f"--address={self.folder}/containerd.sock", f"--namespace={within}"]
         return self.space.run("ctr", *address, *words)
 
@@ -109,7 +109,7 @@ class Containerd:
     ) -> Result:
         """Run ``command`` in a container of ``image`` that is deleted afterwards.
 
-        What it prints to standard error is in ``stdout``, too.
+        ``stdout`` of the result also has what the command prints to standard error.
         """
         name = f"container{next(self._ids)}"
         # On a busy machine, ctr itself may close its pipes before it has read them.
@@ -138,8 +138,8 @@ def containerd(
 ) -> Iterator[Containerd]:
     """Start containerd below ``folder`` and import ``images``, an archive as docker save writes.
 
-    ``binary`` is the runtime for containers; ``env`` is added to the daemon's
-    environment, ``text`` is its configuration, ``within`` a command that starts it.
+    ``binary`` is the runtime for containers. ``env`` is added to the daemon's environment.
+    ``text`` is its configuration, and ``within`` is a command that starts it.
     """
     folder.mkdir()
     config = folder / "config.toml"
@@ -153,13 +153,13 @@ def containerd(
 
 
 def runtimes_of(dump: dict[str, Any]) -> dict[str, Any]:
-    """Return what containerd itself says of runtimes, in the output of `containerd config dump`."""
+    """Return containerd's settings for runtimes from the output of `containerd config dump`."""
     settings: dict[str, Any] = dump["plugins"][RUNTIMES[dump["version"]]]["containerd"]
     return settings
 
 
 def same_as_runc(ours: dict[str, Any], runc: dict[str, Any]) -> None:
-    """Fail where our runtime has other settings than runc, but for its program."""
+    """Fail if the settings for our runtime differ from those for runc in more than the program."""
     options = dict(ours["options"])
     assert os.path.basename(options.pop("BinaryName")) == "gpu-py"
     # containerd 2 prints its defaults for the runc that it has built in, and for no other.

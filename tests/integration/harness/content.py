@@ -1,4 +1,4 @@
-"""All that a container holds, listed inside it, so that two ways to make it can be compared."""
+"""The whole content of a container, listed inside it, to compare two ways to create it."""
 
 import os
 from collections.abc import Sequence
@@ -50,10 +50,11 @@ LIST = ("sh", "-c", _SCRIPT)
 class Content:
     """Content of a container.
 
-    ``nodes`` maps a device node to mode, owner and numbers; ``files`` a path to what is there:
-    a file of the host as its device and inode, others as their size; ``mounts`` the places of
-    all mounts but those of nodes to their options; ``digests`` files in /etc, the driver's
-    manifests and its files in /proc, to their content; ``rows`` are the loader's.
+    ``nodes`` maps a device node to its mode, owner and numbers. ``files`` maps a path to a
+    description: device and inode for a file of the host, the size for other files. ``mounts``
+    maps the places of all mounts, except device nodes, to their options. ``digests`` maps
+    files in /etc, the driver's manifests and its files in /proc to checksums of their content.
+    ``rows`` maps the names in the loader's cache to their paths.
     """
 
     nodes: dict[str, str] = field(default_factory=dict)
@@ -64,9 +65,10 @@ class Content:
     variables: dict[str, str] = field(default_factory=dict)
 
     def beyond(self, base: "Content") -> "Content":
-        """Return what is not in a container that was made in the same way without devices.
+        """Return the content that a container made in the same way without devices lacks.
 
-        What the driver shows in /proc stays: there are other GPUs' files in the base.
+        The driver's files in /proc are always included, because the base has files of other
+        GPUs.
         """
         parts = {
             name: {
@@ -82,7 +84,7 @@ class Content:
         return [(name, mine, getattr(other, name)) for name, mine in vars(self).items()]
 
     def differences(self, other: "Content") -> dict[tuple[str, str], tuple[str, str]]:
-        """Return what differs: field and key to what is here and there, empty for nothing."""
+        """Return the differences: field and key -> the two values, empty where one is missing."""
         found = {}
         for name, mine, theirs in self._with(other):
             for key in sorted({*mine, *theirs}):
@@ -92,7 +94,7 @@ class Content:
         return found
 
     def moved(self, folder: str, to: str) -> "Content":
-        """Return it as if what is in a folder were in another one."""
+        """Return a copy in which the content of one folder is in another folder."""
         parts = {
             name: {
                 key.replace(f"{folder}/", f"{to}/"): value.replace(f"{folder}/", f"{to}/")
@@ -104,7 +106,7 @@ class Content:
 
 
 def listed(result: Result) -> Content:
-    """Read what ``LIST`` printed in a container that ran well."""
+    """Parse the output of ``LIST`` in a container that succeeded."""
     lines: dict[str, list[str]] = {}
     for line in result.ok().stdout.splitlines():
         kind, _, rest = line.partition(" ")
@@ -132,7 +134,7 @@ def listed(result: Result) -> Content:
 def of_bundle(
     bundle: Bundle, runtime: str | Path, driver: Driver, config: Path, env: Sequence[str]
 ) -> Content:
-    """Return what a container has that a low-level runtime, or gpu-py, makes of a bundle."""
+    """Return the content of the container that a low-level runtime or gpu-py makes of a bundle."""
     bundle.command(*LIST)
     bundle.environ(*env)
     return listed(
@@ -143,9 +145,9 @@ def of_bundle(
 def unexplained(
     reference: Content, content: Content, kind: str
 ) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return how what a document made differs from the reference without a reason.
+    """Return the unexplained differences between the reference and a CDI spec's container.
 
-    ``kind`` is that of the image.
+    ``kind`` is the kind of the image.
     """
     content = content.moved(f"{HOSTS}/vdpau", HOSTS).moved(HOSTS, FOLDERS[kind])
     found = reference.differences(content)

@@ -1,6 +1,6 @@
-"""The kubelet's side of the CRI: pods and containers of a containerd, asked for over gRPC.
+"""The kubelet's side of the CRI: pods and containers of a containerd, requested over gRPC.
 
-Only the few messages and fields that the tests need are spelled out here, by number, as in
+Only the messages and fields that the tests need are encoded here, by number, as in
 k8s.io/cri-api, pkg/apis/runtime/v1/api.proto.
 """
 
@@ -35,9 +35,10 @@ RUNTIME_DEFAULT = b""  # SecurityProfile with profile_type RuntimeDefault, which
 class Security:
     """Privileges of a pod and its containers.
 
-    ``user`` is who runs, 0 for the image's own, root; ``restricted`` is as Pod Security's level of
-    that name wants it; ``users`` are the host's (first, how many) of a user namespace of the pod's
-    own, which has a network of its own then.
+    ``user`` is the user id, or 0 for the image's own user, root. ``restricted`` means the
+    privileges that Pod Security's level of that name requires. ``users`` is the host's range
+    (first, count) for the pod's own user namespace. A pod with this range also has a network
+    of its own.
     """
 
     user: int = 0
@@ -45,7 +46,7 @@ class Security:
     users: tuple[int, int] | None = None
 
     def namespaces(self) -> bytes:
-        """Return the namespaces (NamespaceOption)."""
+        """Return the encoded namespaces (NamespaceOption)."""
         if self.users is None:
             return message((1, NODE))
         first, length = self.users
@@ -53,7 +54,7 @@ class Security:
         return message((1, 0), (5, message((1, 0), (2, mapping), (3, mapping))))
 
     def of_container(self) -> bytes:
-        """Return a container's (LinuxContainerSecurityContext)."""
+        """Return a container's encoded privileges (LinuxContainerSecurityContext)."""
         found: list[tuple[int, Value]] = [(3, self.namespaces())]
         if self.user:
             found.append((5, message((1, self.user))))
@@ -62,7 +63,7 @@ class Security:
         return message(*found, (1, DROP_ALL), (11, 1), (15, RUNTIME_DEFAULT))
 
     def of_sandbox(self) -> bytes:
-        """Return a pod's (LinuxSandboxSecurityContext)."""
+        """Return a pod's encoded privileges (LinuxSandboxSecurityContext)."""
         found: list[tuple[int, Value]] = [(1, self.namespaces())]
         if self.user:
             found.append((3, message((1, self.user))))
@@ -84,7 +85,7 @@ class Container:
     name: str
 
     def status(self) -> int | None:
-        """Return the exit status, None while it runs."""
+        """Return the exit status, or None while the container runs."""
         answer = fields(self.cri.call("ContainerStatus", (1, self.name)))[1]
         assert isinstance(answer, bytes)
         found = fields(answer)
@@ -114,7 +115,7 @@ class Cri:
         self._channel = grpc.insecure_channel(f"unix://{socket}")
 
     def call(self, method: str, *request: tuple[int, Value], timeout: float = TIMEOUT_S) -> bytes:
-        """Call a method of the runtime service; CriError if the engine refuses."""
+        """Call a method of the runtime service; raise CriError if the engine refuses."""
         call = self._channel.unary_unary(SERVICE + method)
         try:
             answer: bytes = call(message(*request), timeout=timeout, wait_for_ready=True)
@@ -124,7 +125,7 @@ class Cri:
         return answer
 
     def call_with_image(self, method: str, *request: tuple[int, Value]) -> bytes:
-        """Call a method that needs an image, which may just have been imported."""
+        """Call a method that needs an image; try again if the image was only just imported."""
         end = time.monotonic() + _IMPORT
         while True:
             try:
@@ -135,7 +136,7 @@ class Cri:
             time.sleep(0.1)
 
     def is_ready(self) -> bool:
-        """Tell whether the engine answers."""
+        """Return whether the engine responds."""
         try:
             self.call("Version", (1, "v1"), timeout=1.0)
         except CriError:
@@ -151,7 +152,7 @@ class Cri:
         security: Security = USUAL,
         annotations: Mapping[str, str] | None = None,
     ) -> Iterator["Pod"]:
-        """Run a pod with a RuntimeClass' handler until the end of the block.
+        """Run a pod with the handler of a RuntimeClass until the end of the block.
 
         ``group`` is its cgroup below the session's, such as /kubepods/podUID.
         """
@@ -172,7 +173,7 @@ class Cri:
         self.call("RemovePodSandbox", (1, name))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._channel.close()
 
 
@@ -197,11 +198,13 @@ class Pod:
         attempt: int = 0,
         name: str = "main",
     ) -> Container:
-        """Create and start a container with NAME=value settings ``env``.
+        """Create and start a container with the NAME=value settings ``env``.
 
-        ``devices`` are CDI names in the field for them, ``mounts`` and ``nodes`` are paths in the
-        container and on the host with "read only" and permissions: as the kubelet gives a
-        plugin's. ``attempt`` counts the containers of the pod, because one replaces another.
+        ``devices`` are CDI names for the field CDI devices. ``mounts`` are paths in the
+        container and on the host, with whether they are read-only. ``nodes`` are paths in the
+        container and on the host, with permissions. The kubelet passes a plugin's mounts and
+        nodes on in this way. ``attempt`` counts the containers of the pod, because one
+        replaces another.
         """
         main = message((1, name), (2, attempt))
         config: list[tuple[int, Value]] = [(1, main), (2, message((1, image)))]

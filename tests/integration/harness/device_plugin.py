@@ -1,4 +1,4 @@
-"""gpuhook's device plugin next to a test kubelet, and containers as that starts them."""
+"""gpuhook's device plugin with a test kubelet, and containers started as the kubelet does."""
 
 import sys
 from collections.abc import Iterator
@@ -20,9 +20,10 @@ INTERVAL_S = 0.2
 def device_plugin(
     folder: Path, installation: Installation, config: Path, resource: str, *options: str
 ) -> Iterator[Kubelet]:
-    """Run a kubelet and the plugin below a new ``folder``, which has registered ``resource`` then.
+    """Run a kubelet and the device plugin below a new ``folder``.
 
-    The plugin takes the programs of ``installation`` for its own.
+    The block begins once the plugin has registered ``resource``. The plugin uses the programs
+    of ``installation`` as its own.
     """
     folder.mkdir()
     argv: list[str | Path] = [sys.executable, "-c", PROGRAM, installation.command]
@@ -44,7 +45,7 @@ def start(
     name: str = "main",
     command: tuple[str, ...] = ("sleep", "1000"),
 ) -> Container:
-    """Start a container as the kubelet does with what a plugin has answered."""
+    """Start a container as the kubelet does with a device plugin's answers."""
     return pod.start(
         image,
         *command,

@@ -1,4 +1,4 @@
-"""Root filesystems of other people: Debian's releases, and images with hardly anything in them."""
+"""Root filesystems not made from this host: Debian's releases, and images with hardly any files."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ MUSL_LOADER = f"ld-musl-{os.uname().machine}.so.1"
 
 
 def fetch_one(name: str) -> Path:
-    """Return the root of a Debian release, made by debootstrap the first time."""
+    """Return the root of a Debian release; debootstrap makes it the first time."""
     command = REPOSITORY / "scripts/lib/debian-root"
     printed = run([command, *name.split("-")], timeout=1200.0).ok().stdout
     return Path(printed.splitlines()[-1])
@@ -27,16 +27,17 @@ def fetch() -> dict[str, Path]:
 
 
 def add_probe(root: Path) -> None:
-    """Put into a Debian root a dlprobe that runs with its C library."""
+    """Add to a Debian root a dlprobe that runs with the root's C library."""
     probe = root / "usr/local/bin/dlprobe"
     shutil.copy(PROBES / "dlprobe.pl", probe)
     probe.chmod(0o755)
 
 
 def build_distroless(folder: Path, programs: Sequence[Path], *, debian: bool) -> Path:
-    """Build a root of a loader, the C library and the ``programs``: no shell, no cache, no /etc.
+    """Build a root with only a loader, the C library and the ``programs``.
 
-    With ``debian``, it says that it is a Debian, as distroless images made from Debian do.
+    It has no shell, no loader cache and no /etc. With ``debian``, it has /etc/debian_version,
+    as distroless images made from Debian do.
     """
     libraries = folder / "usr/lib" / TRIPLET
     for made in (libraries, folder / "usr/lib64", folder / "bin", folder / "proc", folder / "dev"):
@@ -55,7 +56,7 @@ def build_distroless(folder: Path, programs: Sequence[Path], *, debian: bool) ->
 
 
 def _needed(programs: Sequence[Path]) -> list[Path]:
-    """Return the loader and the libraries that programs need, and those that GPU libraries do."""
+    """Return the loader and the libraries that programs and GPU libraries need."""
     found = {Path(f"/lib/{TRIPLET}/{name}") for name in ("libm.so.6", "libdl.so.2")}
     found |= {Path(f"/lib/{TRIPLET}/{name}") for name in ("libpthread.so.0", "librt.so.1")}
     for program in programs:
@@ -65,9 +66,9 @@ def _needed(programs: Sequence[Path]) -> list[Path]:
 
 
 def build_musl(folder: Path) -> Path:
-    """Build a root as Alpine lays it out: musl's loader in /lib, no /usr/lib64, no cache.
+    """Build a root with Alpine's layout: musl's loader in /lib, no /usr/lib64, no loader cache.
 
-    In it is /bin/dlprobe, compiled for musl.
+    Its /bin/dlprobe is compiled for musl.
     """
     for name in ("bin", "lib", "usr/lib", "etc", "proc", "dev"):
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A dockerd of our own, with gpu-py in its daemon.json."""
+"""A dockerd for the tests, with gpu-py in its daemon.json."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ ALONE = ("unshare", "--net")
 
 @dataclass(frozen=True)
 class Docker:
-    """A running dockerd; ``folder`` holds all it has, ``pid`` is the daemon.
+    """A running dockerd; ``folder`` has all its files, ``pid`` is the daemon's process id.
 
-    Its command line is that of ``namespace``.
+    Its command line runs in ``namespace``.
     """
 
     folder: Path
@@ -29,7 +29,7 @@ class Docker:
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Tell whether the user sees the messages of a failed hook."""
+        """Return whether the user sees the messages of a failed hook."""
         return True
 
     def call(self, *words: str | Path) -> Result:
@@ -62,9 +62,9 @@ def dockerd(
 ) -> Iterator[Docker]:
     """Start dockerd below ``folder`` and load ``images``, an archive as docker save writes.
 
-    It has a containerd beside it, as Debian's service has: its own would be busy when idle.
-    ``runtimes`` are registered by name; ``env`` is added to the daemon's environment, ``more``
-    to its daemon.json.
+    It uses a separate containerd, as Debian's service does. A containerd that dockerd starts
+    itself would be busy when idle. ``runtimes`` are registered by name. ``env`` is added to
+    the daemon's environment, and ``more`` to its daemon.json.
     """
     folder.mkdir()
     config = folder / "daemon.json"
@@ -85,7 +85,7 @@ def dockerd(
 
 
 def options(folder: Path, config: Path) -> list[str]:
-    """Return the options of a dockerd that has all it has below ``folder``."""
+    """Return the options of a dockerd that has all its files below ``folder``."""
     return [
         f"--config-file={config}",
         f"--data-root={folder}/data",

@@ -1,4 +1,4 @@
-"""``gpuhook dra`` next to a test kubelet, with claims that lie in a folder."""
+"""``gpuhook dra`` with a test kubelet, and claims that are files in a folder."""
 
 import json
 import sys
@@ -28,15 +28,15 @@ def slice_name(gpu: str) -> str:
 
 
 def result(device: str, request: str = "gpu", driver: str = GPU_DRIVER, **more: Any) -> Any:
-    """Return what an allocation says of one device."""
+    """Return the entry for one device in a claim's allocation."""
     return {"request": request, "driver": driver, "pool": NODE, "device": device, **more}
 
 
 @dataclass
 class Node:
-    """A node: the kubelet, the claims, and ``gpuhook dra`` as it is started again and again.
+    """A node: the kubelet, the claims, and ``gpuhook dra``, which tests start several times.
 
-    ``drivers`` have to be registered for the service to count as ready.
+    The service counts as ready once all ``drivers`` are registered.
     """
 
     folder: Path
@@ -73,7 +73,7 @@ class Node:
     def claim(
         self, name: str, *results: Any, uid: str = "", namespace: str = "ns", **more: Any
     ) -> Claim:
-        """Put a claim with that allocation into the cluster; return how the kubelet names it."""
+        """Add an allocated claim to the cluster; return the kubelet's name for it."""
         uid = uid or str(uuid.uuid4())
         config = more.pop("config", [])
         devices = {"results": [*results], "config": config}
@@ -88,12 +88,16 @@ class Node:
         return Claim(namespace, name, uid)
 
     def forget(self, claim: Claim) -> None:
-        """Delete a claim in the cluster."""
+        """Delete a claim from the cluster."""
         (self.claims / f"{claim.namespace}_{claim.name}.json").unlink()
 
     @contextmanager
     def killed(self, verb: str, point: int) -> Iterator[None]:
-        """Let killable services that do this work in the block end before a change of a file."""
+        """Kill each killable service during the block, before a certain change of a file.
+
+        ``verb`` is the work in which the service is killed. ``point`` is the number of the
+        change, counted from 1.
+        """
         told = self.claims / KILL
         told.with_suffix(".new").write_text(f"{verb} {point}")
         told.with_suffix(".new").rename(told)
@@ -103,7 +107,7 @@ class Node:
             told.unlink()
 
     def options(self) -> dict[str, str]:
-        """Return the folders that the service is told."""
+        """Return the folders that the service gets as options."""
         return {
             "plugins": str(self.kubelet.plugins),
             "registry": str(self.kubelet.registry),
@@ -145,7 +149,7 @@ class Node:
             yield process
 
     def documents(self) -> list[Path]:
-        """Return the documents of claims."""
+        """Return the CDI specs of claims."""
         return sorted(self.cdi.iterdir())
 
     def written(self) -> list[Path]:
@@ -153,19 +157,19 @@ class Node:
         return sorted(self.records.glob("claim_*.json"))
 
     def left(self) -> list[str]:
-        """Return the names of all files of claims, temporary ones too."""
+        """Return the names of all files of claims, including temporary ones."""
         names = [*self.documents(), *(each for each in self.records.iterdir() if each.is_file())]
         return sorted(each.name for each in names if each.name != "lock")
 
     def document(self, claim: Claim) -> Any:
-        """Return the document of a claim."""
+        """Return the CDI spec of a claim."""
         found = [each for each in self.documents() if claim.uid in each.name]
         assert len(found) == 1, found
         return json.loads(found[0].read_text())
 
 
 def nodes_of(document: Any, name: str) -> set[str]:
-    """Return the nodes for CUDA that a document has for a device by its qualified name."""
+    """Return the device nodes for CUDA in a CDI spec, for a device by its qualified name."""
     kind, _, device = name.partition("=")
     assert document["kind"] == kind
     edits = [each["containerEdits"] for each in document["devices"] if each["name"] == device]
@@ -178,7 +182,10 @@ def nodes_of(document: Any, name: str) -> set[str]:
 def one_node(
     workspace: Path, installation: Installation, root: Path, **more: Any
 ) -> Iterator[Node]:
-    """Run the kubelet of a node, with a short path for its sockets and folders of root's only."""
+    """Run the kubelet of a node until the end of the block.
+
+    Its sockets have a short path, and their folders belong to root.
+    """
     folder = workspace / f"d{uuid.uuid4().hex[:8]}"
     config = write_config(folder.with_suffix(".etc"), root, ["runc"])
     made = Node(folder, installation, config, more=more)

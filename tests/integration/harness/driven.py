@@ -1,4 +1,4 @@
-"""A release with one engine of users' own, NVIDIA's driver, and an ordinary user."""
+"""A release with one engine that users run themselves, NVIDIA's driver, and an ordinary user."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +51,11 @@ def driven(
     script: str,
     **words: object,
 ) -> Iterator[Release]:
-    """Run the release with the root ``lower``; ``script`` goes on, ``words`` are replaced in it."""
+    """Run the release with the root ``lower``, and set it up.
+
+    ``script`` continues the script that sets it up. ``words`` maps words in the script to
+    their replacements.
+    """
     with release(name, lower, workspace / name, installation, driver) as made:
         cli = made.installation.bin / "gpuhook-container-cli"
         text = _SET_UP + script

@@ -1,4 +1,4 @@
-"""A simulated driver: the folder that gpuhook is pointed to, and what is true of it."""
+"""A simulated driver: the root that gpuhook uses, and the facts about it."""
 
 import fcntl
 import hashlib
@@ -23,7 +23,7 @@ MINORS = (3, 0, 1, 2, 7, 4, 5, 6)
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as /proc/driver/nvidia describes it; ``index`` counts PCI addresses upwards."""
+    """A GPU as /proc/driver/nvidia describes it; ``index`` is its place by PCI address."""
 
     index: int
     minor: int
@@ -44,7 +44,7 @@ class Driver:
         return self.library("libcuda.so.1").name.removeprefix("libcuda.so.")
 
     def path(self, name: str) -> Path:
-        """Return where the absolute path ``name`` leads to below the driver root."""
+        """Return the target of the absolute path ``name`` below the driver root."""
         return resolve_below(self.root, name)
 
     @property
@@ -53,7 +53,7 @@ class Driver:
         return [gpu.minor for gpu in self.gpus]
 
     def library(self, name: str) -> Path:
-        """Return the file that a library's ``name`` leads to below the driver root."""
+        """Return the target of a library's ``name`` below the driver root."""
         return self.path(f"/usr/lib/{os.uname().machine}-linux-gnu/{name}")
 
     def chosen(self, *indices: int) -> list[Gpu]:
@@ -62,7 +62,7 @@ class Driver:
 
 
 def resolve_below(root: Path, name: str) -> Path:
-    """Follow links as a process whose root folder is ``root`` would; OSError if broken."""
+    """Follow links as a process with the root folder ``root`` does; raise OSError if broken."""
     place, todo = root, name.strip("/").split("/")
     while todo:
         place = place / todo.pop(0)
@@ -75,9 +75,10 @@ def resolve_below(root: Path, name: str) -> Path:
 
 
 def simulate(installation: Installation, root: Path, *options: str) -> Driver:
-    """Have a simulated driver in ``root``, built by the command that users have for it.
+    """Build a simulated driver in ``root`` with the command that users have for it.
 
-    A new root is a copy of what the command built for these options before; paths aren't in it.
+    A new root is a copy of one that the command built for the same options before. This works
+    because its files contain no paths.
     """
     if os.path.lexists(root) or any("/" in option for option in options):
         run([installation.command, "simulate", root, *options]).ok()
@@ -88,7 +89,7 @@ def simulate(installation: Installation, root: Path, *options: str) -> Driver:
 
 
 def driver_in(root: Path) -> Driver:
-    """Return what is true of the simulated driver in ``root``."""
+    """Return the facts about the simulated driver in ``root``."""
     gpus: list[Gpu] = []
     for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
         text = (folder / "information").read_text()
@@ -100,9 +101,10 @@ def driver_in(root: Path) -> Driver:
 
 
 def _built(installation: Installation, options: Sequence[str]) -> Path:
-    """Return a root for some options that no test changes, built once for an installation.
+    """Return a root for these options, built once for each installation.
 
-    Not below this tree, which may be in a folder of a user's, where none is built.
+    Tests must not change it. It isn't below the source tree, which may be in a user's folder,
+    where gpuhook builds no simulated driver.
     """
     folder = Path(f"/var/tmp/gpuhook-{installation.bin.parent.name}.simulated")
     folder.mkdir(exist_ok=True)
@@ -140,20 +142,20 @@ def run_with_driver_in_kernel(
 
 @contextmanager
 def in_kernel(driver: Driver) -> Iterator[Namespace]:
-    """Give a namespace where engines and our programs see the driver in /proc."""
+    """Yield a namespace where engines and our programs see the driver in /proc."""
     with held(["sh", "-c", show_in_proc(driver)]) as entered:
         yield entered
 
 
 def show_in_proc(driver: Driver) -> str:
-    """Return the script of a namespace that is held where /proc shows the driver."""
+    """Return the script for a held namespace where /proc shows the driver."""
     return f"mount --bind {shlex.quote(f'{driver.root}/proc/driver')} /proc/driver && {HOLD}"
 
 
 def fetch_driver_files() -> Path:
     """Return the real driver files of Debian's packages, downloaded the first time.
 
-    They are kept where the script keeps the packages.
+    They are kept where scripts/fetch-driver-files keeps the packages.
     """
     folder = CACHE / "driver-files/tree"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -165,5 +167,5 @@ def fetch_driver_files() -> Path:
 
 
 def lines_of_nvidia_smi(gpus: Sequence[Gpu]) -> list[str]:
-    """Return what ``nvidia-smi -L`` prints where exactly ``gpus`` can be reached."""
+    """Return the output lines of ``nvidia-smi -L`` if exactly ``gpus`` can be reached."""
     return [f"GPU {at}: {gpu.model} (UUID: {gpu.uuid})" for at, gpu in enumerate(gpus)]

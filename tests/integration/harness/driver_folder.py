@@ -1,4 +1,4 @@
-"""A machine whose driver can be updated, and the driver folder that it is kept in."""
+"""A simulated machine whose driver can be updated, and the driver folder for this driver."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ OLD, NEW = "570.86.15", "580.65.06"
 
 
 class Machine:
-    """A driver of the test's own, and a driver folder that it is kept in."""
+    """A driver that only one test uses, and the driver folder for it."""
 
     def __init__(self, installation: Installation, folder: Path, minors: str = "3,1") -> None:
         self._installation = installation
@@ -27,7 +27,7 @@ class Machine:
         self.config = write_config(folder / "config", self.root, ["runc"])
 
     def install(self, version: str) -> Driver:
-        """Put a version of the driver in the place of the one that is there."""
+        """Replace the installed driver with another version."""
         count = len(self._minors.split(","))
         options = (f"--gpus={count}", f"--minors={self._minors}", f"--driver-version={version}")
         self.driver = simulate(self._installation, self.root, *options)
@@ -46,5 +46,5 @@ class Machine:
         return [*self.folder.with_name(".driver.gpuhook").glob("*")]
 
     def destroy(self) -> None:
-        """Take the simulated driver away."""
+        """Remove the simulated driver."""
         run([self._installation.command, "simulate", "--remove", self.root])

@@ -16,18 +16,18 @@ class Engine(Protocol):
         env: Sequence[str] = (),
         options: Sequence[str] = (),
     ) -> Result:
-        """Run ``command`` in a fresh container of ``image``; it is gone afterwards.
+        """Run ``command`` in a fresh container of ``image``, which is deleted afterwards.
 
-        ``env`` holds NAME=value settings, ``options`` further options of the engine's own.
+        ``env`` holds NAME=value settings, and ``options`` further options of the engine.
         """
 
     @property
     def pid(self) -> int | None:
-        """The daemon, whose mount table is looked at too; None for an engine without one."""
+        """The daemon, whose mount table tests also check; None for an engine without a daemon."""
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Tell whether the user sees the messages of a failed hook."""
+        """Return whether the user sees the messages of a failed hook."""
 
 
 def settings(flag: str, env: Sequence[str]) -> list[str]:

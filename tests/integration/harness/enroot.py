@@ -1,12 +1,14 @@
-"""A stand-in for enroot, which Debian hasn't: its documented hook protocol, and no more.
+"""A stand-in for enroot, which Debian lacks: its documented hook protocol, and no more.
 
-An unprivileged user has all rights in a user namespace and a mount namespace, as himself or with
-ENROOT_REMAP_ROOT as root, mounts the root, the kernel's filesystems and /dev (the host's, or with
-ENROOT_RESTRICT_DEV a small one), runs each executable script of the hook folders in the order of
-their names with ENROOT_ROOTFS, ENROOT_ENVIRON, ENROOT_MOUNTS and ENROOT_PID, its output thrown
-away, and changes its root. A hook that fails ends the start. The container's environment is what
-stands in ENROOT_ENVIRON then, the last line of each name. Source: enroot's doc/standard-hooks.md,
-doc/configuration.md and src/runtime.sh.
+An unprivileged user has all rights in a new user namespace and mount namespace. He has his own
+user id there, or is root with ENROOT_REMAP_ROOT. The stand-in mounts the root, the kernel's
+filesystems and /dev. This is the host's /dev, or a small one with ENROOT_RESTRICT_DEV. The
+stand-in then runs each executable script of the hook folders in the order of their names.
+Scripts get ENROOT_ROOTFS, ENROOT_ENVIRON, ENROOT_MOUNTS and ENROOT_PID, and their output is
+discarded. If a hook fails, the container isn't started. Otherwise the stand-in changes its
+root. The container's environment is the content of ENROOT_ENVIRON after the hooks; the last
+line of each name counts. Source: enroot's doc/standard-hooks.md, doc/configuration.md and
+src/runtime.sh.
 """
 
 from dataclasses import dataclass, field
@@ -48,7 +50,7 @@ exec chroot "$ENROOT_ROOTFS" /usr/bin/env -i PATH=/usr/bin:/bin "${words[@]}" "$
 
 @dataclass(frozen=True)
 class Enroot:
-    """A root of a user's, the folders of hooks, and where it all is."""
+    """A root that belongs to a user, the folders of hooks, and the places where these are used."""
 
     namespace: Namespace
     root: Path
@@ -57,9 +59,9 @@ class Enroot:
     env: dict[str, str] = field(default_factory=dict)
 
     def start(self, *words: str, image: str = "", site: str = "", **environment: str) -> Result:
-        """Run a command in a container; ``image`` are the lines of its environment.
+        """Run a command in a container; ``image`` has the lines of its environment.
 
-        ``site`` are lines of enroot.conf, of which hooks see what begins with ENROOT_.
+        ``site`` has lines of enroot.conf. Hooks see only the settings that begin with ENROOT_.
         """
         self.work.mkdir(exist_ok=True)
         (self.work / "enroot.conf").write_text(site)

@@ -1,12 +1,13 @@
-"""A program that has imported modules, and runs Python code in children, as ``python3 -c`` does.
+"""A server that has imported modules, and runs Python code in children, as ``python3 -c`` does.
 
 usage: python3 fork_server.py MODULE...
 
-Of a package all modules are imported. It reads requests from the socket that is its standard
-input: JSON (code, sys.argv, environment, folder, the process in whose mount namespace that is,
-whether it is a daemon) with four descriptors, the child's standard ones and a socket for the
-answer. That is sent the child's number at its begin, at its end what waitpid(2) says of it.
-``harness.forked`` asks.
+If MODULE is a package, all its modules are imported. The server reads requests from the socket
+that is its standard input. A request is JSON: code, sys.argv, environment, folder, the process
+whose mount namespace has this folder, and whether the child is a daemon. It comes with four
+descriptors: the child's standard ones, and a socket for the answer. The server first sends the
+child's process id to this socket, and at the end the child's status from waitpid(2).
+``harness.forked`` is the client.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Serve until no client is left."""
+    """Serve requests until no client is left."""
     for name in sys.argv[1:]:
         found = importlib.import_module(name)
         for module in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{name}."):
@@ -61,7 +62,7 @@ def main() -> None:
 
 
 def _become(request: Any, fds: list[int]) -> str:
-    """Let this process have what the code would have been started with; return the code."""
+    """Set this process up as the request describes; return the code to run."""
     code, words, environment, folder, process, is_daemon = request
     libc = ctypes.CDLL(None, use_errno=True)
     for number, fd in enumerate(fds[:3]):

@@ -1,7 +1,8 @@
-"""Python code in children of a process that has imported it, which takes most of a command's time.
+"""Python code in forked children of a process that has already imported it.
 
-Our command line and services are started hundreds of times by tests. They are started by others,
-too, and as anybody does it: by engines, units, shells and wrappers.
+The import takes most of a command's time, and tests start our command line and services
+hundreds of times. Engines, units, shells and wrappers start our programs, too, and do it in
+the usual way.
 """
 
 import json
@@ -35,7 +36,7 @@ _ENTERING = 6  # words of Namespace.enter
 
 
 class Child:
-    """A daemon, as subprocess.Popen shows one."""
+    """A forked child with the methods of subprocess.Popen that tests use for daemons."""
 
     def __init__(self, pid: int, answer: socket.socket) -> None:
         self.pid = pid
@@ -43,23 +44,23 @@ class Child:
         self._answer = answer
 
     def poll(self) -> int | None:
-        """Return how it has ended; None if it hasn't."""
+        """Return the exit status, or None while the child runs."""
         return self._hear(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return how it has ended, once it has; TimeoutExpired if it doesn't."""
+        """Wait for the child; return its exit status, or raise TimeoutExpired."""
         status = self._hear(timeout)
         if status is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the child, unless it has exited."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the child."""
         self.send_signal(signal.SIGKILL)
 
     def _hear(self, timeout: float | None) -> int | None:
@@ -74,7 +75,7 @@ class Child:
 
 
 class _Request:
-    """Code to run, with sys.argv, a folder, and whose mount namespace that is in."""
+    """Code to run, with sys.argv, a folder, and a process in the mount namespace of the folder."""
 
     def __init__(self, words: Sequence[str], cwd: Path | None) -> None:
         self.folder, self.process = str(cwd or Path.cwd()), "self"
@@ -88,7 +89,7 @@ class _Request:
 
 
 class _Server:
-    """A process that forks children with what it has imported."""
+    """A process that has imported modules, and forks children that use them."""
 
     def __init__(self, *words: str | Path) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -100,7 +101,7 @@ class _Server:
         theirs.close()
 
     def can_run(self, env: Mapping[str, str]) -> bool:
-        """Tell whether a program would be the same if it were started."""
+        """Return whether a forked child behaves like a program that is started."""
         changed = env.items() ^ self._started.items()
         at_start = any(name.startswith(_AT_START) for name, _ in changed)
         return not at_start and _namespaces() == self._namespaces
@@ -108,7 +109,7 @@ class _Server:
     def fork(
         self, request: _Request, env: Mapping[str, str], files: Sequence[IO[bytes]], daemon: bool
     ) -> Child:
-        """Have code run, with three files for its standard ones."""
+        """Run code in a forked child, with three files as its standard ones."""
         about = [request.code, request.argv, dict(env), request.folder, request.process, daemon]
         answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -117,16 +118,16 @@ class _Server:
         return Child(int(answer.recv(64)), answer)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._ours.shutdown(socket.SHUT_RDWR)
         self._ours.close()
         self._process.wait()
 
 
 class Servers:
-    """One that has imported our command line as it is installed, and one with the tests' modules.
+    """Two servers: one has imported our installed command line, one the tests' modules.
 
-    The second has gRPC, which the installation lacks, and runs what ``python3 -c`` is given.
+    The second has gRPC, which the installation lacks. It runs the code of ``python3 -c``.
     """
 
     def __init__(self, program: Path) -> None:
@@ -139,7 +140,7 @@ class Servers:
     def run(
         self, words: tuple[str, ...], env: Mapping[str, str], cwd: Path | None, timeout: float
     ) -> tuple[int, bytes, bytes] | None:
-        """Return how a program ended and what it said; None if it has to be started."""
+        """Return a program's exit status and output, or None if it can't run in a forked child."""
         with ExitStack() as stack:
             nothing = stack.enter_context(open(os.devnull, "rb"))
             said = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
@@ -164,13 +165,13 @@ class Servers:
         *,
         daemon: bool = True,
     ) -> Child | None:
-        """Start a program; None if that has to be done another way."""
+        """Start a program; return None if it can't run in a forked child."""
         request = _Request(words, cwd)
         server = self._server(request, env)
         return None if server is None else server.fork(request, env, files, daemon)
 
     def can_run(self, words: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Tell whether a program doesn't have to be started."""
+        """Return whether a program can run in a forked child."""
         return self._server(_Request(words, None), env) is not None
 
     def _server(self, request: _Request, env: Mapping[str, str]) -> _Server | None:
@@ -179,7 +180,7 @@ class Servers:
         return server if server is not None and is_ours and server.can_run(env) else None
 
     def close(self) -> None:
-        """End them."""
+        """Stop the servers."""
         for server in self._servers.values():
             server.close()
 

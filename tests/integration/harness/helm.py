@@ -1,4 +1,4 @@
-"""packaging/helm as Helm renders it."""
+"""The chart in packaging/helm as Helm renders it."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ CHART = REPOSITORY / "packaging/helm/gpuhook"
 
 
 def fetch() -> Path:
-    """Return the program, which is fetched where it isn't there."""
+    """Return the path of the program helm, which is downloaded if it is missing."""
     return Path(run([REPOSITORY / "scripts/lib/helm"], timeout=600.0).ok().stdout.strip())
 
 
 def helm(action: str, *words: str | Path) -> Result:
-    """Run a command about the chart, as a release that is called like its namespace."""
+    """Run a helm command on the chart, for a release with the same name as its namespace."""
     release = ["gpuhook"] if action == "template" else []
     return run(
         [fetch(), action, *release, CHART, "--namespace=gpuhook", "--set=image.local=true", *words]
@@ -25,7 +25,10 @@ def helm(action: str, *words: str | Path) -> Result:
 
 
 def rendered(*words: str | Path) -> list[Document]:
-    """Return what Helm makes of the chart, without a warning and without its hooks."""
+    """Return the objects that Helm renders from the chart, without its hooks.
+
+    A warning is an error.
+    """
     return _documents("--no-hooks", *words)
 
 

@@ -1,4 +1,4 @@
-"""Attacks with bundles that are really started: how they are prepared, and how they may end."""
+"""Attacks with bundles that are really started: their preparation and their permitted results."""
 
 from pathlib import Path
 
@@ -22,7 +22,8 @@ def mount_volume(bundle: Bundle, source: Path, destination: str, *options: str) 
 def refused(result: Result, *words: str) -> str:
     """Return the error of a container that didn't start: one sentence, no traceback.
 
-    crun keeps what a hook says to itself, so the words are looked for only elsewhere.
+    crun doesn't pass on the messages of a hook, so ``words`` aren't required where a hook
+    failed in crun.
     """
     assert result.status != 0, result
     assert "Traceback" not in result.stderr, result
@@ -38,6 +39,6 @@ def change_image(bundle: Bundle, script: str) -> None:
 
 
 def start(bundle: GpuBundle, *untouched: Path, config: Path | None = None) -> Result:
-    """Run the container; the host and ``untouched`` must stay as they are."""
+    """Run the container, and check that the host and ``untouched`` are unchanged."""
     with nothing_left(*untouched, pid=bundle.namespace.pid):
         return bundle.start(config)

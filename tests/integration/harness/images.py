@@ -1,4 +1,4 @@
-"""Root filesystems for containers, made here from this machine's Debian packages."""
+"""Root filesystems for containers, made from this host's Debian packages."""
 
 import hashlib
 import io
@@ -53,10 +53,10 @@ def save(
     command: Sequence[str] = ("sh",),
     env: Sequence[str] = (),
 ) -> Path:
-    """Write ``roots`` into ``archive`` as docker save would: all engines can load that.
+    """Write ``roots`` into ``archive`` as docker save would, because all engines can load this.
 
-    The root called debian becomes the image localhost/debian:test; ``command`` is what a
-    container runs that is told nothing, ``env`` what the images set in addition to PATH.
+    The root called debian becomes the image localhost/debian:test. ``command`` is the default
+    command of a container. ``env`` has the variables that the images set in addition to PATH.
     """
     manifest = []
     with tarfile.open(archive, "w") as tar:
@@ -78,7 +78,7 @@ def save(
 
 
 def image(kind: str) -> str:
-    """Return the name of the image that was made of that kind of root."""
+    """Return the name of the image that was made from this kind of root."""
     return f"localhost/{kind}:test"
 
 

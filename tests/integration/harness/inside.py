@@ -21,9 +21,9 @@ done
 class Inside:
     """View from one container.
 
-    ``nodes`` maps a node's path to what open() gave and its device numbers, ``by_hand`` a GPU
-    minor to what open() gave for a node made inside, ``libraries`` a name to the path and
-    the device:inode that the dynamic linker found.
+    ``nodes`` maps a node's path to the result of open() and its device numbers. ``by_hand``
+    maps a GPU minor to the result of open() for a node made inside. ``libraries`` maps a name
+    to the path and the device:inode that the dynamic linker found.
     """
 
     nodes: dict[str, tuple[str, tuple[int, int]]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Inside:
 
     @property
     def gpu_minors(self) -> set[int]:
-        """The minors of the GPUs whose nodes are there."""
+        """The minors of the GPUs whose nodes exist."""
         numbers = [number for _, number in self.nodes.values()]
         return {minor for major, minor in numbers if major == GPU_MAJOR and minor < 254}
 
@@ -45,7 +45,7 @@ def look(minors: Iterable[int] = (), libraries: Iterable[str] = ()) -> tuple[str
 
 
 def seen(result: Result) -> Inside:
-    """Read what ``look`` printed in a container that ran well."""
+    """Parse the output of ``look`` in a container that succeeded."""
     found = Inside()
     for line in result.ok().stdout.splitlines():
         kind, *words = line.split()

@@ -1,4 +1,4 @@
-"""gpuhook as a user has it: installed by pip into a virtual environment, with a config.toml."""
+"""gpuhook as users install it: with pip into a virtual environment, with a config.toml."""
 
 import shutil
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ class Installation:
 def copied(
     installation: Installation, folder: Path, python_log: Path | None = None
 ) -> Installation:
-    """Make another installation of the same package, its programs in ``folder``/bin.
+    """Make another installation of the same package, with its programs in ``folder``/bin.
 
-    Each start of its interpreter is noted in ``python_log``, with what it was called with.
+    Each start of its interpreter adds the arguments to ``python_log``.
     """
     bin_folder = folder / "bin"
     bin_folder.mkdir(parents=True)
@@ -57,7 +57,7 @@ def copied(
 
 
 def install() -> Installation:
-    """Install this tree with pip, or find the installation of it that is still fresh."""
+    """Return an installation of this tree, made with pip unless one is up to date."""
     folder = run([REPOSITORY / "scripts/lib/installed"], timeout=600.0).ok().stdout.strip()
     return Installation(Path(folder) / "bin")
 
@@ -67,8 +67,8 @@ def write_config(
 ) -> Path:
     """Write config.toml into a new ``folder``.
 
-    ``runtimes`` are the low-level runtimes in the order in which they are tried, ``more``
-    is further TOML for the section of the runtime.
+    ``runtimes`` are the low-level runtimes in the order in which they are tried. ``more`` is
+    further TOML for the section of the runtime.
     """
     folder.mkdir(parents=True)
     state = folder / "state"
@@ -83,14 +83,17 @@ def write_config(
 
 
 def open_kinds(config: Path, *kinds: str) -> Path:
-    """Let the environment name CDI devices of these kinds."""
+    """Change a configuration, so that the environment may name CDI devices of these kinds."""
     setting = f"cdi-kinds-from-environment = {list(kinds)}\n"
     config.write_text(config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{setting}"))
     return config
 
 
 def harden(config: Path) -> Path:
-    """Let only mounts hand out GPUs to containers without privileges, as clusters should."""
+    """Change a configuration, so that unprivileged containers get GPUs only by mounts.
+
+    Clusters should use these settings.
+    """
     settings = (
         "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
         "accept-nvidia-visible-devices-as-volume-mounts = true",

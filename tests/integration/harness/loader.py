@@ -1,4 +1,4 @@
-"""Results of a container's loader: dlprobe, ``ldconfig -p``, ``gpuhook explain``, compared."""
+"""A container's loader as dlprobe, ``ldconfig -p`` and ``gpuhook explain`` show it, compared."""
 
 import json
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Gpuhook:
     env: dict[str, str]
 
     def run(self, bundle: Bundle, *argv: str) -> Result:
-        """Run ``argv`` in a container of the bundle, whose config.json is left as it was."""
+        """Run ``argv`` in a container of the bundle; config.json is unchanged afterwards."""
         before = bundle.config.read_bytes()
         bundle.command(*argv)
         done = bundle.run(self.installation.runtime, self.env)
@@ -32,7 +32,7 @@ class Gpuhook:
         return done
 
     def operations(self, bundle: Bundle) -> list[Operation]:
-        """Return what the hook will do to a container of the bundle."""
+        """Return the operations that the hook will execute for a container of the bundle."""
         options = ["--bundle", str(bundle.path), "--format", "json"]
         done = bundle.call(self.installation.command, "explain", *options, env=self.env).ok()
         found: list[Operation] = json.loads(done.stdout)["operations"]
@@ -40,7 +40,7 @@ class Gpuhook:
 
 
 def script(*commands: str) -> tuple[str, str, str]:
-    """Return one command that runs others, whose outputs ``parts`` can tell apart."""
+    """Return one command that runs several, and separates their outputs for ``parts``."""
     return ("sh", "-c", f"; echo {END}; ".join(commands))
 
 
@@ -50,7 +50,7 @@ def parts(result: Result) -> list[list[str]]:
 
 
 def probed(lines: list[str]) -> dict[str, str]:
-    """Return where dlprobe found each name: the device and inode, else the loader's words."""
+    """Return the device and inode that dlprobe found for each name, or the loader's message."""
     found = {}
     for line in lines:
         name, path, rest = line.split(" ", 2)
@@ -60,7 +60,7 @@ def probed(lines: list[str]) -> dict[str, str]:
 
 
 def listed(lines: list[str], root: Path) -> list[tuple[str, str, str]]:
-    """Read ``ldconfig -p``: name, ABI, and the file that the path leads to in the root."""
+    """Parse ``ldconfig -p``: name, ABI, and the path's target in the root."""
     entries = []
     for line in lines:
         if " => " in line:
@@ -73,7 +73,7 @@ def listed(lines: list[str], root: Path) -> list[tuple[str, str, str]]:
 
 
 def path_in(root: Path, path: str) -> str:
-    """Return the path inside the root that a path leads to there; as it is if to nothing."""
+    """Return the path of a path's target inside the root, or the path itself without a target."""
     try:
         return f"/{resolve_below(root, path).relative_to(root)}"
     except FileNotFoundError:

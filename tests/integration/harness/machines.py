@@ -11,6 +11,6 @@ NEEDED = (
 
 
 def fetch(words: tuple[str, ...]) -> None:
-    """Make what one of NEEDED prints the folder of."""
+    """Make the template of one of NEEDED."""
     script, *arguments = words
     run([REPOSITORY / "scripts/lib" / script, *arguments], timeout=1800.0).ok()

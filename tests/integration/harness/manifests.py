@@ -1,4 +1,4 @@
-"""packaging/kubernetes as kubectl renders it, and podman's options that mean what a pod's do."""
+"""packaging/kubernetes as kubectl renders it, and the podman options that match a pod's options."""
 
 import json
 import os
@@ -24,12 +24,12 @@ Document = dict[str, Any]
 
 
 def build_image() -> Path:
-    """Build the image, or find the archive of it that is still fresh."""
+    """Return the archive of the image, which is built unless it is up to date."""
     return Path(run([REPOSITORY / "scripts/lib/image"], timeout=600.0).ok().stdout.strip())
 
 
 def render(variant: str | Path) -> list[Document]:
-    """Return what kubectl makes of a folder without a warning."""
+    """Return the objects that kubectl renders from a folder; a warning is an error."""
     text = _shipped(variant) if variant in VARIANTS else _rendered(variant)
     documents: list[Document] = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     return documents
@@ -45,7 +45,7 @@ _shipped = cache(_rendered)  # nobody changes those of this tree
 
 
 def overlay(folder: Path, resource: str, component: str) -> Path:
-    """Make an overlay of a variant and a component in a new folder; return that."""
+    """Make an overlay of a variant and a component in a new folder; return the folder."""
     folder.mkdir()
     place = os.path.relpath(MANIFESTS, folder)
     (folder / "kustomization.yaml").write_text(
@@ -66,20 +66,21 @@ def daemon_set(variant: str | Path, name: str) -> Document:
 
 
 def pod_of(document: Document) -> Document:
-    """Return the pod's specification in a DaemonSet."""
+    """Return the pod's specification from a DaemonSet."""
     pod: Document = document["spec"]["template"]["spec"]
     return pod
 
 
 def containers(pod: Document) -> dict[str, Document]:
-    """Return all containers of a pod by name, those that come first among them."""
+    """Return all containers of a pod by name, including the init containers."""
     return {each["name"]: each for each in [*pod.get("initContainers", []), *pod["containers"]]}
 
 
 def podman_options(pod: Document, container: Document, host: Mapping[str, str]) -> list[str]:
-    """Return podman's options for a container as the kubelet would have it run.
+    """Return the podman options that run a container as the kubelet would run it.
 
-    ``host`` has folders that stand for others of the node's, and those of ConfigMaps by name.
+    ``host`` maps paths of the node to folders that replace them. It also maps names of
+    ConfigMaps and Secrets to folders.
     """
     words = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]
     words += ["--pids-limit=0", f"--entrypoint={json.dumps(container['command'])}"]
@@ -97,7 +98,7 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
 
 
 def _value(variable: Document) -> str:
-    """Return what a variable is; a pod has an address of the loopback's here."""
+    """Return the value of a variable; the pod's address is a loopback address here."""
     if "valueFrom" in variable:
         fields = {"status.podIP": "127.0.0.1", "spec.nodeName": "n1"}
         return fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
@@ -106,7 +107,7 @@ def _value(variable: Document) -> str:
 
 
 def arguments(container: Document) -> list[str]:
-    """Return a container's arguments with its variables in them."""
+    """Return a container's arguments with its variables replaced by their values."""
     found = [*container.get("args", [])]
     for each in container.get("env", []):
         found = [word.replace(f"$({each['name']})", _value(each)) for word in found]
@@ -114,7 +115,7 @@ def arguments(container: Document) -> list[str]:
 
 
 def _security(context: Document) -> list[str]:
-    """Return the options of a security context; KeyError for a field that isn't known here."""
+    """Return the options for a security context; raise KeyError for an unknown field."""
     return [word for key, value in context.items() for word in _SECURITY[key](value)]
 
 
@@ -154,6 +155,6 @@ def _mount(mount: Document, volume: Document, host: Mapping[str, str]) -> list[s
 
 
 def folders_made(pod: Document) -> list[str]:
-    """Return the folders of the node that the kubelet makes where they are missing."""
+    """Return the folders of the node that the kubelet makes if they are missing."""
     places = [volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume]
     return [place["path"] for place in places if place["type"] == "DirectoryOrCreate"]

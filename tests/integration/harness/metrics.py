@@ -1,4 +1,4 @@
-"""gpuhook metrics while it serves, and what it says of containers."""
+"""A running server of gpuhook metrics, and its series about containers."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ Samples = list[tuple[str, dict[str, str], float]]
 
 @contextlib.contextmanager
 def exporter(config: Path, *options: str) -> Iterator[int]:
-    """Serve on a free port; give the port."""
+    """Serve metrics on a free port until the end of the block; yield the port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -55,7 +55,7 @@ def scrape(port: int) -> Samples:
 
 
 def of_container(samples: Samples, container: str) -> dict[tuple[str, str], float]:
-    """Return (series, device) -> value of a container, without the series' common prefix."""
+    """Return the values of a container by (series, device), without the series' common prefix."""
     prefix = "gpuhook_container_gpu_"
     return {
         (name.removeprefix(prefix), labels["uuid"]): value
@@ -65,7 +65,7 @@ def of_container(samples: Samples, container: str) -> dict[tuple[str, str], floa
 
 
 def pid_of(config: Path, container: str) -> int:
-    """Return a container's first process, which its record says."""
+    """Return the id of a container's first process from the container's record."""
     files = (config.parent / "state/containers").glob("[0-9]*")
     records = [json.loads(file.read_text()) for file in files]
     return next(int(record["pid"]) for record in records if record["id"] == container)
@@ -90,7 +90,7 @@ def devices(samples: Samples) -> list[str]:
 
 
 def listening(port: int) -> list[int]:
-    """Return the child of ours that serves on a port."""
+    """Return the ids of our child processes that serve on a port."""
     word = f"127.0.0.1:{port}"
     found = []
     for pid in children(os.getpid()):
@@ -101,14 +101,14 @@ def listening(port: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process that hold a driver, or do something else than to serve."""
+    """Return the children of a process, except those that only serve HTTP."""
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     living = [child for child in map(int, text.split()) if state(child) not in {"", "Z"}]
     return [child for child in living if name(child) != "gpuhook-http"]
 
 
 def name(pid: int) -> str:
-    """Return what a process calls itself, "" for one that there isn't any more."""
+    """Return the name of a process, or an empty string if it doesn't exist any more."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -116,7 +116,7 @@ def name(pid: int) -> str:
 
 
 def state(pid: int) -> str:
-    """Return a process' state as in proc(5), "" for one that there isn't any more."""
+    """Return a process' state as in proc(5), or an empty string if it doesn't exist any more."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A machine that shares GPUs by MPS, and containers that are clients of it."""
+"""A simulated machine that shares GPUs by MPS, and containers that are clients of MPS."""
 
 import json
 import os
@@ -33,7 +33,7 @@ LIMITS = {
 
 @dataclass
 class Site:
-    """A machine that shares two of its three GPUs by MPS."""
+    """A simulated machine that shares two of its three GPUs by MPS."""
 
     installation: Installation
     driver: Driver
@@ -59,11 +59,11 @@ class Site:
         return json.loads((self.state / "mps.json").read_text().partition("\n")[2])
 
     def daemon(self) -> int:
-        """Return the daemon's process, 0 while there is none."""
+        """Return the daemon's process id, or 0 while none runs."""
         return int(self.kept()["daemon"].partition("-")[0] or 0)
 
     def kill(self) -> None:
-        """Kill the daemon, and wait for its end: on a busy machine others come first."""
+        """Kill the daemon, and wait until it has exited, which takes a moment on a busy host."""
         pid = self.daemon()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not is_running(pid), "it has ended")
@@ -77,14 +77,17 @@ class Site:
         self.config.write_text(text.replace(old, new))
 
     def ask(self, devices: str, *env: str, command: str = PROBE) -> Bundle:
-        """Return a bundle whose container is a client of MPS, where it may be."""
+        """Return a bundle whose container is a client of MPS if this is permitted."""
         made = self.bundle()
         made.command("sh", "-c", command)
         made.environ(f"NVIDIA_VISIBLE_DEVICES={devices}", *env)
         return made
 
     def start(self, made: Bundle) -> Result:
-        """Create and start a container; the output is its own, or says why it isn't there."""
+        """Create and start a container.
+
+        The result has the container's output, or the error message if it wasn't started.
+        """
         output = made.path / "output"
         quiet = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
         words = (self.installation.runtime, "run", "--detach", "--bundle", made.path, made.name)
@@ -92,7 +95,7 @@ class Site:
         return Result((), done.status, "", output.read_text())
 
     def client(self, devices: str, *env: str) -> Bundle:
-        """Start a container, and wait until its program is a client."""
+        """Start a container, and wait until its program is a client of MPS."""
         made = self.ask(devices, *env)
         assert self.start(made).status == 0, (made.path / "output").read_text()
         wait_until(lambda: "CUDA context" in self.said(made), "it has a context")
@@ -102,14 +105,14 @@ class Site:
         return (made.path / "output").read_text()
 
     def refusal(self, devices: str, *env: str) -> str:
-        """Return why a container isn't started."""
+        """Return the error messages of a container that isn't started."""
         done = self.start(self.ask(devices, *env))
         assert done.status != 0
         return (self.state / "errors.log").read_text() + done.stderr
 
 
 def daemons(driver: Driver, name: str = "nvidia-cuda-mps-control") -> list[str]:
-    """Return the processes of control daemons of a machine's driver."""
+    """Return the ids of the control daemons that run from a driver's folder."""
     program = str(driver.root / "usr/bin" / name)
     found = []
     for each in Path("/proc").glob("[0-9]*"):

@@ -1,10 +1,11 @@
 """Mount namespaces: one for the whole test session, and others with another cgroup layout.
 
-The session's own namespace has a fresh tmpfs on /run and /dev/shm, folders of the machine's whose
-changes nobody else sees, and shared propagation everywhere, as systemd makes it: a mount that
-leaks out of a container is seen, nothing outlives the session, and an engine that runs on this
-machine, or another session, never notices us. A gpuhook that is installed on this machine, and
-what it has registered with engines, isn't there.
+The session's own namespace has a fresh tmpfs on /run and /dev/shm. Its changes of some folders
+of the host are invisible to other processes. Propagation is shared everywhere, as systemd
+makes it. So the tests see each mount that leaks out of a container, and nothing outlives the
+session. Engines that run on this host, and other sessions, don't notice the session. If
+gpuhook is installed on this host, the installation and its registrations with engines are
+hidden.
 """
 
 import ctypes
@@ -40,9 +41,9 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Namespace:
-    """A mount namespace; ``pid`` is a process in it, None for this process' own.
+    """A mount namespace; ``pid`` is a process in it, or None for this process' own.
 
-    ``folder`` is where programs start that are given no other, None for this process' own.
+    ``folder`` is the default folder in which programs start, or None for this process' own.
     """
 
     cgroups: str
@@ -69,7 +70,7 @@ class Namespace:
 
 
 def host_cgroups() -> str:
-    """Return this machine's cgroup layout: hybrid, v1 or v2."""
+    """Return this host's cgroup layout: hybrid, v1 or v2."""
     return ran.cgroups()
 
 
@@ -82,14 +83,14 @@ def capabilities() -> int:
 
 
 def may_raise_memlock() -> bool:
-    """Tell whether RLIMIT_MEMLOCK can be raised, as crun must to load a BPF program."""
+    """Return whether RLIMIT_MEMLOCK can be raised, as crun must to load a BPF program."""
     return bool(capabilities() >> CAP_SYS_RESOURCE & 1)
 
 
 def privileged_options() -> list[str]:
-    """Return what makes a Docker container privileged, or as nearly so as this machine can.
+    """Return options that make a Docker container privileged, as far as this host can do so.
 
-    runc can't give a container a capability that it doesn't have itself.
+    runc can't give a container a capability that runc lacks itself.
     """
     if capabilities() == (2 << int(LAST_CAP.read_text())) - 1:
         return ["--privileged"]
@@ -99,13 +100,13 @@ def privileged_options() -> list[str]:
 
 
 def _docker_knows_capabilities() -> bool:
-    """Tell whether all capabilities are, to this dockerd, those that it has itself."""
+    """Return whether this dockerd takes all capabilities to mean those that it has itself."""
     version = run(["dockerd", "--version"]).ok().stdout.split()[2]
     return int(version.partition(".")[0]) >= FIRST_TO_KNOW_CAPABILITIES
 
 
 def runtime_layouts() -> list[tuple[str, str]]:
-    """Return the (low-level runtime, layout) pairs that this machine's kernel can run."""
+    """Return the (low-level runtime, layout) pairs that this host's kernel can run."""
     pairs = {
         "hybrid": [("runc", "host"), ("crun", "v1"), ("runc", "v2"), ("crun", "v2")],
         "v1": [("runc", "host"), ("crun", "host"), ("runc", "v2"), ("crun", "v2")],
@@ -117,7 +118,7 @@ def runtime_layouts() -> list[tuple[str, str]]:
 def allow_user_range(name: str, first: int, count: int) -> None:
     """Let the user ``name`` map ``count`` of the host's ids from ``first`` on (subuid(5)).
 
-    newuidmap, which LXC calls where it is installed, asks it of root, too.
+    LXC calls newuidmap where it is installed, and newuidmap requires this entry of root, too.
     """
     line = f"{name}:{first}:{count}\n"
     for path in (Path("/etc/subuid"), Path("/etc/subgid")):  # the session has an /etc of its own
@@ -150,7 +151,7 @@ def isolate_session() -> None:
 
 
 def _own(place: Path) -> None:
-    """Let the session change a folder of the machine, invisibly to other processes."""
+    """Let the session change a folder of the host, invisibly to other processes."""
     upper, work = OWN / "upper" / place.relative_to("/"), OWN / "work" / place.relative_to("/")
     for folder in (upper, work):
         folder.mkdir(parents=True)
@@ -159,7 +160,7 @@ def _own(place: Path) -> None:
 
 
 def _hide_installed() -> None:
-    """Take what an installed gpuhook consists of out of the session's folders."""
+    """Remove the files of an installed gpuhook from the session's folders."""
     found = [
         Path("/etc/gpuhook"),
         Path("/var/lib/gpuhook"),
@@ -175,7 +176,7 @@ def _hide_installed() -> None:
 
 @contextmanager
 def namespace(layout: str) -> Iterator[Namespace]:
-    """Give a namespace with that cgroup layout until the end of the block."""
+    """Yield a namespace with that cgroup layout until the end of the block."""
     if layout == "host":
         yield Namespace(host_cgroups())
         return
@@ -187,10 +188,10 @@ def namespace(layout: str) -> Iterator[Namespace]:
 def held(
     argv: Sequence[str | Path], cgroups: str | None = None, folder: Path | None = None
 ) -> Iterator[Namespace]:
-    """Give the namespace in which a command runs that ends with ``HOLD``, until the block ends.
+    """Yield the namespace of a command that ends with ``HOLD``, until the end of the block.
 
-    ``cgroups`` is the layout that it has then, None is this machine's; ``folder`` is where its
-    programs start.
+    ``cgroups`` is its cgroup layout, or None for this host's layout. ``folder`` is the folder
+    in which its programs start.
     """
     holder = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", "unshare", "-m", *map(str, argv)],

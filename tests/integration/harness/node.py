@@ -28,7 +28,7 @@ sys.exit(service.run(eval(sys.argv[2]), load(sys.argv[1])))
 
 
 def children(pid: int) -> dict[str, int]:
-    """Return a process' children by what they are called."""
+    """Return the ids of a process' children by the children's names."""
     found = {}
     for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
@@ -37,9 +37,9 @@ def children(pid: int) -> dict[str, int]:
 
 
 def listens(pid: int) -> bool:
-    """Tell whether a process has a child that waits for the driver's events.
+    """Return whether a process has a child that waits for the driver's events.
 
-    The simulated NVML has the folder of its state watched then (inotify(7)).
+    While it waits, the simulated NVML watches the folder of its state (inotify(7)).
     """
     try:
         fds = Path(f"/proc/{children(pid)['gpuhook-events']}/fd")
@@ -49,7 +49,7 @@ def listens(pid: int) -> bool:
 
 
 class Node:
-    """A machine with a simulated driver, the plugin and a kubelet."""
+    """A simulated machine with a driver, the plugin and a kubelet."""
 
     def __init__(self, installation: Installation, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Node:
         self.process = background(argv, self.log, {"PATH": path})
 
     def stop(self) -> int:
-        """Have the plugin end; return its exit status."""
+        """Stop the plugin; return its exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(30)
@@ -89,7 +89,7 @@ class Node:
         return children(self.pid)[name]
 
     def hears(self) -> None:
-        """Wait until the driver's events are waited for."""
+        """Wait until the plugin waits for the driver's events."""
         wait_until(lambda: listens(self.pid), "somebody listens to the driver")
 
     @property
@@ -107,7 +107,7 @@ class Node:
             raise AssertionError(f"{error}\n{self.log.read_text()}") from None
 
     def healthy(self, count: int, of: int, resource: str = GPUS) -> None:
-        """Wait until that many of a resource's devices can be had."""
+        """Wait until ``count`` of the ``of`` devices of a resource are healthy."""
         kubelet = self.kubelet
         self.until(
             lambda: (
@@ -129,7 +129,7 @@ class Node:
 
 @contextmanager
 def plugin_node(installation: Installation, workspace: Path) -> Iterator[Node]:
-    """Give a node on which nothing runs yet; all of it ends with the block."""
+    """Yield a node on which nothing runs yet; stop and remove all of it after the block."""
     with tempfile.TemporaryDirectory(prefix="node-", dir=workspace) as folder:
         made = Node(installation, Path(folder))
         try:

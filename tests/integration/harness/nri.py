@@ -1,4 +1,4 @@
-"""An engine with NRI on, and gpuhook's plugin for it."""
+"""An engine with NRI enabled, and gpuhook's plugin for it."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ _HANDLER = """\
 
 @dataclass
 class Node:
-    """A release with its containerd, and what starts the plugin in it."""
+    """A release with its containerd, and methods that start the plugin for it."""
 
     system: Release
     engine: Containerd
@@ -49,7 +49,7 @@ class Node:
     folder: Path
 
     def start(self, *words: str) -> Process:
-        """Start the plugin; it serves the engine when this returns."""
+        """Start the plugin; return once it serves the engine."""
         theirs = self.system.installation
         argv = [sys.executable, "-c", PROGRAM, str(theirs.command), "nri"]
         argv += [f"--socket={self.engine.folder}/nri.sock", f"--config={self.system.config}"]
@@ -65,7 +65,7 @@ class Node:
         return process
 
     def serves(self, times: int) -> None:
-        """Wait until the plugin has been configured so often."""
+        """Wait until the plugin has been configured that many times."""
 
         def met() -> bool:
             return self.log.read_text().count("Serves containerd") >= times
@@ -94,7 +94,10 @@ class Node:
         made_of: str = DEBIAN,
         **pod: object,
     ) -> Result:
-        """Return what a command says in a container with these variables; CriError if refused."""
+        """Return a command's result in a container with these variables.
+
+        Raise CriError if the engine refuses the container.
+        """
         with self.cri.pod(handler, **pod) as made:  # type: ignore[arg-type]
             return made.start(made_of, "sleep", "1000", env=env).exec(*command)
 
@@ -110,10 +113,10 @@ def running(
     archives: Sequence[Path],
     handlers: Sequence[str] = (),
 ) -> Iterator[Node]:
-    """Run a release's containerd, plain runc its runtime, until the end of the block.
+    """Run a release's containerd, with plain runc as its runtime, until the end of the block.
 
-    ``hold`` is the root of pods' own containers. For each of ``handlers`` there is a RuntimeClass,
-    whose runtime is a program of that name in the release's folder ``handlers``.
+    ``hold`` has the root for the sandbox containers of pods. Each of ``handlers`` becomes a
+    RuntimeClass. Its runtime is a program of that name in the release's folder ``handlers``.
     """
     hold_archive = images.save(hold, folder.with_suffix(".tar"), ("sleep", "infinity"))
     with release(name, lower, folder, installation, driver) as system:

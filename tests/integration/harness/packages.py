@@ -1,7 +1,8 @@
 """The packages, and copies of this Debian to install them into.
 
-A copy is an overlay: what was installed and what is left behind lies in its upper layer. The
-package is installed once; tests that begin with it installed have another layer above that one.
+A copy is an overlay. Its upper layer has the installed files and the files that are left
+behind. The package is installed once. Tests that begin with it installed have another layer
+above this one.
 """
 
 import fcntl
@@ -37,20 +38,20 @@ INIT = "/usr/lib/gpuhook/gpuhook/__init__.py"
 
 @dataclass(frozen=True)
 class Debian:
-    """A Debian system to change at will."""
+    """A Debian system that tests may change."""
 
     root: Path
     upper: Path
 
     def call(self, *argv: str, fails: bool = False) -> Result:
-        """Run a command in it, with an environment as after login."""
+        """Run a command in this system, with an environment as after login."""
         env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
         words = ["env", "-i", *(f"{name}={value}" for name, value in env.items())]
         done = run(["chroot", self.root, *words, *argv])
         return done.failed() if fails else done.ok()
 
     def changed(self) -> set[str]:
-        """Return the files that differ from the Debian that it is a copy of."""
+        """Return the files that differ from the Debian that was copied."""
         found = set()
         for folder, _, names in os.walk(self.upper):
             for name in names:
@@ -61,9 +62,9 @@ class Debian:
 
 
 def released() -> tuple[str, Path]:
-    """Return what scripts/release said of these sources, and the folder of what it built.
+    """Return the output of scripts/release for these sources, and the folder of its results.
 
-    It takes half a minute, so it is called once for as long as no file changes.
+    It takes half a minute, so it runs again only after a file has changed.
     """
     work = REPOSITORY / ".work"
     work.mkdir(exist_ok=True)
@@ -94,9 +95,10 @@ def debs() -> dict[str, Path]:
 
 
 def as_one(packages: Iterable[Path], folder: Path) -> Path:
-    """Make an older Debian package with the files of gpuhook and of its additions; return it.
+    """Build an older Debian package with the files of gpuhook and its additions; return it.
 
-    Its maintainer scripts look after the additions' units, as those of the one package did.
+    Its maintainer scripts handle the additions' units, as those of the former single package
+    did.
     """
     tree, old = folder / "tree", folder / "gpuhook_0.1.0.deb"
     folder.mkdir(parents=True)
@@ -119,7 +121,7 @@ def as_one(packages: Iterable[Path], folder: Path) -> Path:
 
 
 def _digest() -> str:
-    """Return what changes with any file that git doesn't ignore."""
+    """Return a digest of all files that git doesn't ignore."""
     listed = run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
                  cwd=REPOSITORY).ok()  # fmt: skip
     digest = hashlib.sha256()
@@ -132,7 +134,10 @@ def _digest() -> str:
 
 @contextmanager
 def layer(folder: Path, *below: Path) -> Iterator[Debian]:
-    """Give a Debian whose changes go to the new ``folder``; ``below`` are layers, topmost first."""
+    """Yield a Debian whose changes go to the new ``folder``.
+
+    ``below`` has the layers below it, topmost first.
+    """
     parts = {name: folder / name for name in ("upper", "work", "root")}
     for part in parts.values():
         part.mkdir(parents=True)
@@ -150,7 +155,7 @@ def layer(folder: Path, *below: Path) -> Iterator[Debian]:
 
 
 def without_gpuhook(folder: Path, files: Mapping[str, Path]) -> Path:
-    """Make a layer with ``files`` in the root folder and no gpuhook of this machine; return it."""
+    """Make a layer without this host's gpuhook and with ``files`` in the root; return it."""
     with layer(folder) as made:
         (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
         made.call("dpkg", "--purge", *EVERY)
@@ -166,7 +171,7 @@ def without_gpuhook(folder: Path, files: Mapping[str, Path]) -> Path:
 
 
 def leave_stale_module(system: Debian) -> None:
-    """Compile an older module, whose source had the time and the size of the one that is there."""
+    """Compile an older version of a module, with the time and size of the current source."""
     source = system.root / "usr/lib/gpuhook/gpuhook/__init__.py"
     now, status = source.read_bytes(), source.stat()
     older = now.replace(__version__.encode(), b"0" * len(__version__))

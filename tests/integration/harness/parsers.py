@@ -1,4 +1,4 @@
-"""Meaning of a command line to a real low-level runtime."""
+"""The meaning of a command line for a real low-level runtime."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ WORK = "/run/parser"  # the folder in which the probe runs the runtime
 
 @dataclass(frozen=True)
 class Runtime:
-    """A low-level runtime: its path in a root filesystem, which is perhaps the machine's."""
+    """A low-level runtime: its path in a root filesystem, which may be the host's."""
 
     path: str
     root: Path = Path("/")
@@ -28,7 +28,7 @@ class Runtime:
 
     @property
     def of(self) -> str:
-        """The distribution, which is Debian's where the root has the name of a suite."""
+        """The distribution of the root: this host's, or the Debian suite that names the root."""
         if self.root == Path("/"):
             return ran.distribution()
         return f"Debian {self.root.name}"
@@ -45,9 +45,9 @@ class Verdict:
 
 @dataclass
 class RealParser:
-    """A low-level runtime that is asked what it makes of command lines.
+    """A low-level runtime whose own parser reads command lines.
 
-    ``version`` is the first line of what it says of itself, ``help`` what it prints for
+    ``version`` is the first line of its output for --version. ``help`` is its output for
     --help of a verb.
     """
 
@@ -64,7 +64,7 @@ class RealParser:
         self.help = about["help"]
 
     def ask(self, argv: Sequence[str]) -> Verdict:
-        """Run it with ``argv``, once."""
+        """Return the effects of ``argv``; run the runtime only once for the same ``argv``."""
         ran.add(self.version.partition(" ")[0], self.version, self.runtime.of)
         if tuple(argv) not in self._asked:
             self.stdin.write(json.dumps(argv).encode() + b"\n")
@@ -92,7 +92,7 @@ def _talk(argv: Sequence[str]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 @contextmanager
 def real_parser(runtime: Runtime) -> Iterator[RealParser]:
-    """Start the probe of a runtime for a block."""
+    """Run the probe of a runtime until the end of the block."""
     probe = [sys.executable, "-I", "-X", "utf8", str(PROBE), str(runtime.root), runtime.path]
     with _talk(["unshare", "--mount", *probe]) as pipes:
         yield RealParser(*pipes, runtime)

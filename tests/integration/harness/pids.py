@@ -1,6 +1,6 @@
-"""Processes that get the number of one that has ended, as happens by chance on a busy machine.
+"""Processes that get the id of an exited process, as happens by chance on a busy host.
 
-They live in a pid namespace of their own: on the machine's, numbers are left alone.
+They are in their own PID namespace, so the process ids of the host are left alone.
 """
 
 import ctypes
@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 def in_own_pid_namespace(work: Callable[[], T]) -> T:
-    """Run a function where no other process is started; return its result."""
+    """Run a function in its own PID namespace; return its result.
+
+    No other process is started there.
+    """
 
     def as_init() -> T:
         unshare_mounts()
@@ -40,14 +43,14 @@ def in_own_pid_namespace(work: Callable[[], T]) -> T:
 
 
 def let_next_be(pid: int) -> None:
-    """Have the next process that starts get a number, which must be free."""
+    """Make the next process that starts get this process id, which must be free."""
     assert os.getpid() == 1, "only in a pid namespace of its own"
     _LAST.write_text(str(pid - 1))
 
 
 @contextmanager
 def process() -> Iterator[int]:
-    """Give the number of a process that sleeps until the end of the block."""
+    """Yield the id of a process that sleeps until the end of the block."""
     sleeper = subprocess.Popen(["sleep", "1000"])
     try:
         yield sleeper.pid
@@ -58,7 +61,7 @@ def process() -> Iterator[int]:
 
 @contextmanager
 def process_numbered(pid: int) -> Iterator[None]:
-    """Have a process sleep, until the end of the block, whose number is one that was free."""
+    """Run a sleeping process with this id, which must be free, until the end of the block."""
     let_next_be(pid)
     with process() as number:
         assert number == pid

@@ -1,4 +1,4 @@
-"""A podman with storage of its own, reaching gpuhook as a runtime or as a hook."""
+"""A podman with its own storage, which reaches gpuhook as a runtime or as a hook."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ from harness.namespaces import Namespace
 class Podman:
     """podman with its storage in ``folder``.
 
-    ``runtime`` and ``hooks``, a hooks-dir, are podman's own defaults where they are None.
+    If ``runtime`` or ``hooks`` (a hooks-dir) is None, podman uses its own default.
 
-    podman gives the runtime an environment of its own making: no GPUHOOK_CONFIG gets there.
+    podman sets the runtime's environment itself, so GPUHOOK_CONFIG doesn't reach the runtime.
     """
 
     folder: Path
@@ -33,7 +33,7 @@ class Podman:
 
     @property
     def shows_errors_of_hooks(self) -> bool:
-        """Tell whether the user sees the messages of a failed hook: crun drops them."""
+        """Return whether the user sees the messages of a failed hook, which crun drops."""
         return self.runtime is None or self.runtime.name != "crun"
 
     def call(self, *words: str | Path, env: dict[str, str] | None = None) -> Result:
@@ -59,8 +59,9 @@ class Podman:
     ) -> Result:
         """Run ``command`` in a container of ``image`` that is deleted afterwards.
 
-        The limits are given because podman's own may be above what this process has, the
-        capability because Docker and containerd give it by default and podman doesn't.
+        The limits are set because podman's defaults may be above the limits of this process.
+        The capability is added because Docker and containerd give it by default and podman
+        doesn't.
         """
         words = [
             "--network=none",
@@ -74,7 +75,10 @@ class Podman:
 
 
 def cdi_folder() -> Path:
-    """Return where documents are kept on this machine: podman 5.4 to 5.6 reads no other folder."""
+    """Return the folder of CDI specs on this host.
+
+    podman 5.4 to 5.6 reads only /etc/cdi.
+    """
     major, minor = run(["podman", "--version"]).ok().stdout.split()[-1].split(".")[:2]
     return Path("/etc/cdi" if (5, 4) <= (int(major), int(minor)) <= (5, 6) else "/var/run/cdi")
 
@@ -100,7 +104,7 @@ def podman(
 
 
 def hooks_dir(folder: Path, hook: Path, *args: str, stage: str = "prestart") -> Path:
-    """Write a hooks-dir whose one file has every container call ``hook`` with ``args``."""
+    """Write a hooks-dir whose one file makes every container call ``hook`` with ``args``."""
     folder.mkdir()
     described = {
         "version": "1.0.0",

@@ -1,6 +1,6 @@
-"""A node of a cluster: processes and folders of its own, where podman runs a pod's containers.
+"""A node of a cluster with its own processes and folders, where podman runs a pod's containers.
 
-Its PID namespace holds the engine that an installer restarts, and no other of this machine's.
+Its PID namespace has the engine that an installer restarts, and no other engine of this host.
 """
 
 import os
@@ -53,20 +53,20 @@ class Processes(Namespace):
     """A mount namespace that is entered together with its PID namespace."""
 
     def enter(self, *argv: str | Path, cwd: Path | None = None) -> list[str]:
-        """Return the command line that runs ``argv`` in both."""
+        """Return the command line that runs ``argv`` in both namespaces."""
         words = super().enter(*argv, cwd=cwd)
         return [*words[:3], "-p", *words[3:]]
 
 
 class Node:
-    """A node; ``podman`` has the image, and ``space`` runs commands on it."""
+    """A node; ``podman`` has the image, and commands run in ``space``."""
 
     def __init__(self, space: Namespace, podman: Podman) -> None:
         self.space = space
         self.podman = podman
 
     def path(self, path: str | Path) -> Path:
-        """Return where a path of the node is for this process."""
+        """Return the path at which this process finds a path of the node."""
         return Path(f"/proc/{self.space.pid}/root/{str(path).lstrip('/')}")
 
     def pod(
@@ -78,7 +78,7 @@ class Node:
         image: str = IMAGE,
         options: tuple[str, ...] = (),
     ) -> Result:
-        """Run one container of a DaemonSet's pod; ``words`` are instead of its arguments."""
+        """Run one container of a DaemonSet's pod; ``words`` replace its arguments."""
         pod = pod_of(document)
         container = containers(pod)[name]
         for folder in folders_made(pod):
@@ -92,17 +92,17 @@ class Node:
     def begin(
         self, document: Document, name: str, *words: str, host: Mapping[str, str] | None = None
     ) -> str:
-        """Start a container as ``pod`` does and don't wait for it; return its id."""
+        """Start a container as ``pod`` does, without waiting for it; return its id."""
         done = self.pod(document, name, *words, host=host, options=("--detach",))
         return done.ok().stdout.strip()
 
     def is_running(self, container: str) -> bool:
-        """Tell whether a started container hasn't ended yet."""
+        """Return whether a started container still runs."""
         words = ("inspect", "--format={{.State.Running}}", container)
         return self.podman.call(*words).ok().stdout.strip() == "true"
 
     def end(self, container: str) -> Result:
-        """Wait until a container has ended, and remove it; return its status and its log."""
+        """Wait until a container has exited, and remove it; return its status and its log."""
         status = int(self.podman.call("wait", container).ok().stdout)
         log = self.podman.call("logs", container).ok()
         self.podman.call("rm", container).ok()
@@ -110,9 +110,9 @@ class Node:
 
     @contextmanager
     def service(self, program: str, env: Mapping[str, str], command: str = "") -> Iterator[None]:
-        """Keep a program running as a service manager does that has Restart=always.
+        """Keep a program running, as a service manager does for Restart=always.
 
-        ``command`` is what starts it, where that is more than its name.
+        ``command`` starts the program, if that takes more than its name.
         """
         cgroups = Path("/sys/fs/cgroup") / ("" if host_cgroups() == "v2" else "pids")
         folder = cgroups / CGROUP_PARENT.strip("/") / f"{program}.service"
@@ -132,13 +132,13 @@ class Node:
             self.space.run("pkill", "-KILL", "-x", program)  # in the node's PID namespace
 
     def pids(self, program: str) -> set[str]:
-        """Return the node's processes of a program."""
+        """Return the ids of the node's processes that run a program."""
         return set(self.space.run("pgrep", "-x", program).stdout.split())
 
 
 @contextmanager
 def node(folder: Path, archive: Path) -> Iterator[Node]:
-    """Give a node whose podman has the image of ``archive``; ``folder`` is new."""
+    """Yield a node whose podman has the image of ``archive``; ``folder`` is new."""
     folder.mkdir()
     # A doctor that found a kubelet's folder on this machine would take it for a node of a cluster.
     lacking = [each for each in (*FOLDERS, STATE) if not each.exists()]

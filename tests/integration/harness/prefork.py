@@ -58,7 +58,7 @@ class Site:
         self.plain = bundle.config.read_bytes()
 
     def settle(self) -> None:
-        """Give the configuration the age of one that wasn't just written."""
+        """Set old file times, so that the configuration doesn't count as just written."""
         past = time.time() - 10
         for place in (self.config, self.config.parent):
             os.utime(place, (past, past))
@@ -69,7 +69,7 @@ class Site:
         self.settle()
 
     def run(self, *prefix: str | Path, runtime: Path | None = None) -> Result:
-        """Lead a container through its life as an engine does, with a new config.json."""
+        """Create, start and delete a container as an engine does, with a new config.json."""
         self.bundle.config.write_bytes(self.plain)
         env = {"GPUHOOK_CONFIG": str(self.config)}
         words: list[str | Path] = [runtime or self.installation.runtime]
@@ -77,11 +77,14 @@ class Site:
         return self.bundle.live(create, words, self.bundle.name, env)
 
     def works(self, *prefix: str | Path, runtime: Path | None = None) -> None:
-        """Start a container and see that it has its GPUs and no others."""
+        """Start a container, and check that it has its GPUs and no others."""
         self.sees_its_gpus(self.run(*prefix, runtime=runtime))
 
     def serves(self, asked: str) -> None:
-        """Have the process serve a container that asks for more, and stand for the next."""
+        """Check that the prefork server serves a container that has one more setting.
+
+        Afterwards a prefork server must be ready for the next container.
+        """
         self.asks(asked)
         self.stand()
         self.works()
@@ -89,7 +92,7 @@ class Site:
         wait_until(self.is_standing, "it stands for the next")
 
     def asks(self, setting: str) -> None:
-        """Have containers ask for more by a setting of their environment."""
+        """Add a setting to the environment of all further containers."""
         self.bundle.config.write_bytes(self.plain)
         self.bundle.environ(setting)
         self.plain = self.bundle.config.read_bytes()
@@ -103,29 +106,29 @@ class Site:
 
     @property
     def helper(self) -> int:
-        """The helper of the last container; 0 where it had none."""
+        """The id of the last container's helper process, or 0 if it had none."""
         found = re.search(r'"--helper", *"(\d+)"', self.bundle.config.read_text())
         return int(found[1]) if found else 0
 
     @property
     def served(self) -> bool:
-        """Tell whether the prefork server served the last container."""
+        """Return whether the prefork server served the last container."""
         return re.search(SERVED, self.bundle.config.read_text()) is not None
 
     @property
     def ready(self) -> set[int]:
-        """The processes whose names are in the folder."""
+        """The ids of the processes that have a file with their id in the folder."""
         return {int(path.name) for path in self.folder.glob("[0-9]*")}
 
     @property
     def server(self) -> int:
-        """The prefork server."""
+        """The process id of the only prefork server."""
         [pid] = self.ready
         return pid
 
     @property
     def processes(self) -> set[int]:
-        """That process, the one that tidies up after it, and its children."""
+        """The prefork server, the process that tidies up after it, and its children."""
         mark = f"\0GPUHOOK_CONFIG={self.config}\0".encode()
         found = set()
         for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -140,23 +143,23 @@ class Site:
 
     @property
     def standing(self) -> set[int]:
-        """Those of them that stay from one container to the next."""
+        """The prefork server and its parent, which stay from one container to the next."""
         return {pid for server in self.ready for pid in (server, parent_of(server))}
 
     @property
     def ahead(self) -> int:
-        """The child that waits for the next question; 0 where there is none."""
+        """The worker that waits for the next request, or 0 if none waits."""
         children = [pid for server in self.ready for pid in children_of(server)]
         return next(filter(is_ahead, children), 0)
 
     def is_standing(self) -> bool:
-        """Tell whether one prefork server runs, and nothing else is left of what stood."""
+        """Return whether one prefork server runs, and no process of an earlier one is left."""
         return len(self.ready) == 1 and self.processes == self.standing | {self.ahead}
 
     def stand(self, *prefix: str | Path) -> None:
-        """Start containers, below the prefix, until a prefork server runs for the next.
+        """Start containers, with ``prefix`` before the command, until a prefork server runs.
 
-        None does for two seconds after an installation, or after a file was made.
+        No prefork server runs for two seconds after an installation, or after a file was made.
         """
 
         def stands() -> bool:
@@ -170,10 +173,10 @@ class Site:
         wait_until(stands, "a prefork server runs")
 
     def stand_again(self, before: Container[int]) -> None:
-        """Start containers until a prefork server runs that is none of those.
+        """Start containers until a prefork server runs that isn't in ``before``.
 
-        The first may still find the lock of the old one, or a file so young that it may have
-        changed since it was read.
+        The first container may still find the lock of the old prefork server. It may also find
+        a file so young that it may have changed since it was read.
         """
 
         def stands() -> bool:
@@ -185,11 +188,11 @@ class Site:
         wait_until(stands, "another stands", interval=0.3)
 
     def is_gone(self) -> bool:
-        """Tell whether nothing is left of what stood, no process and no name."""
+        """Return whether no process of a prefork server is left, and no file with its id."""
         return not self.processes and not list(self.folder.iterdir())
 
     def clear(self) -> None:
-        """End everything."""
+        """Kill the prefork server and its processes."""
         while left := self.processes:
             for pid in left:
                 with suppress(ProcessLookupError):  # a child may have ended by itself
@@ -201,9 +204,9 @@ def ended_in_a_container(
 ) -> Result:
     """Start a container, and kill its prefork server while its worker is in the container.
 
-    The child is stopped there, so that the kernel tells the whole group to end. ``end`` is given
-    the prefork server. Where a traced child can't answer in its time, as on a busy
-    machine, the container starts without it, and is no case of this.
+    The worker is stopped there, so that the kernel tells the whole process group to exit.
+    ``end`` gets the process id of the prefork server. On a busy host, a traced worker may not
+    answer in time. The container then starts without it, and this function tries again.
     """
     results: list[Result] = []
 
@@ -250,7 +253,7 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the processes that another has started and still has."""
+    """Return the ids of a process' current children."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -258,7 +261,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_ahead(pid: int) -> bool:
-    """Tell whether a child waits for a question."""
+    """Return whether a child waits for a request."""
     try:
         return Path(f"/proc/{pid}/comm").read_bytes() == NAMES[1]
     except OSError:
@@ -266,12 +269,12 @@ def is_ahead(pid: int) -> bool:
 
 
 def asked_child(server: int) -> int:
-    """Return a child of a process that has a question; 0 where there is none."""
+    """Return the id of a child that has a request, or 0 if none has one."""
     return next((pid for pid in children_of(server) if not is_ahead(pid)), 0)
 
 
 def parent_of(pid: int) -> int:
-    """Return the process that started another; 0 if that has ended."""
+    """Return the id of a process' parent, or 0 if the process has exited."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -279,7 +282,7 @@ def parent_of(pid: int) -> int:
 
 
 def open_files(pid: int) -> list[str]:
-    """Return what a process has open, without what it closes meanwhile."""
+    """Return the open files of a process, except those that it closes meanwhile."""
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -288,8 +291,8 @@ def open_files(pid: int) -> list[str]:
 
 
 def steps(server: int) -> int:
-    """Return how far a prefork server has come: it grows with each child that ends.
+    """Return a measure of a prefork server's progress, which grows with each child that exits.
 
-    They are the page faults of the children that it has waited for, proc(5).
+    It is the number of page faults of the children that the server has waited for, proc(5).
     """
     return int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[8])

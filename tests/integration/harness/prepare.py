@@ -1,6 +1,6 @@
-"""Make what the tests use for many runs: the installation, other people's roots, driver files.
+"""Preparation of what tests use for many runs: the installation, roots and driver files.
 
-It is called before them, because it takes time and can go on beside other work.
+It runs before the tests, because it takes time and other work can go on meanwhile.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +13,7 @@ from harness.manifests import build_image
 
 
 def main() -> None:
-    """Make all that is missing, two things at a time."""
+    """Make everything that is missing, two things at a time."""
     with ThreadPoolExecutor(2) as pool:
         others: list[Future[Any]] = [pool.submit(install), pool.submit(fetch_driver_files)]
         list(pool.map(releases.fetch_one, releases.NAMES))

@@ -1,4 +1,4 @@
-"""A Prometheus of our own that scrapes gpuhook metrics."""
+"""A Prometheus for the tests, which scrapes gpuhook metrics."""
 
 import json
 import re
@@ -35,12 +35,12 @@ def fetch() -> Path:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A server that answers at a port of this machine."""
+    """A server that listens on a port of this host."""
 
     port: int
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the series that an instant query finds; AssertionError if it can't be read."""
+        """Return the series of an instant query; raise AssertionError if the query fails."""
         words = urllib.parse.urlencode({"query": expression})
         found: list[dict[str, Any]] = self._get(f"query?{words}")["result"]
         return found
@@ -68,7 +68,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(programs: Path, folder: Path, port: int) -> Iterator[Prometheus]:
-    """Run a server that scrapes a port of this machine every two seconds, with our rules."""
+    """Run a server that scrapes a port of this host every two seconds, with our rules."""
     folder.mkdir()
     config, log = folder / "prometheus.yml", folder / "log"
     config.write_text(_CONFIG.format(rules=RULES, port=port))

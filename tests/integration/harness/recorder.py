@@ -1,4 +1,4 @@
-"""A low-level runtime that writes down how it was called before it does what it is asked."""
+"""A low-level runtime that records how it was called before it does its work."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class Recorder:
 
 
 def recorder(folder: Path, rest: str) -> Recorder:
-    """Make a recorder in the new ``folder``; ``rest`` is the shell code that follows."""
+    """Make a recorder in the new ``folder``; it runs the shell code ``rest`` after recording."""
     (folder / "calls").mkdir(parents=True)
     path = folder / "runtime"
     path.write_text(SCRIPT.format(folder=folder, rest=rest))

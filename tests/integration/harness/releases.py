@@ -1,4 +1,4 @@
-"""Other Debian releases with their engines, as if this machine had booted them."""
+"""Other Debian releases with their engines, as if this host had booted them."""
 
 import os
 import shlex
@@ -20,10 +20,10 @@ PYTHON = "/usr/bin/python3"
 
 @dataclass(frozen=True)
 class Release:
-    """A release that runs: its namespace, which has the session's /run and a /etc of its own.
+    """A running release: its namespace has the session's /run and its own /etc.
 
-    gpuhook is installed in it, for its own Python; ``config`` is of the simulated driver, which
-    /proc shows, too.
+    gpuhook is installed in it for its own Python. ``config`` is the configuration for the
+    simulated driver, which /proc also shows.
     """
 
     name: str
@@ -33,16 +33,16 @@ class Release:
 
     @property
     def etc(self) -> Path:
-        """Its /etc, as this process can reach it."""
+        """The release's /etc, as a path for this process."""
         return Path(f"/proc/{self.namespace.pid}/root/etc")
 
     def gpuhook(self, *words: str | Path) -> None:
-        """Run our command, which must work."""
+        """Run our command line, which must succeed."""
         env = {"GPUHOOK_CONFIG": str(self.config)}
         self.namespace.run(self.installation.command, *words, env=env).ok()
 
     def which(self, program: str) -> str:
-        """Return where a program of its own is."""
+        """Return the path of a program of the release."""
         return self.namespace.run("sh", "-c", f"command -v {program}").ok().stdout.strip()
 
 
@@ -57,12 +57,15 @@ def fetch_charliecloud() -> Path:
 
 
 def fetch_gvisor() -> Path:
-    """Return the root of a release with gVisor's runsc: 12's knows no GPUs, sid's panics."""
+    """Return the root of a release with gVisor's runsc.
+
+    The runsc of Debian 12 doesn't know GPUs, and the runsc of sid panics.
+    """
     return fetch_one("trixie", "runsc")
 
 
 def fetch_one(name: str, *package: str) -> Path:
-    """Return the root of a release with its engines, or one package, made the first time."""
+    """Return the root of a release with its engines or one package; it is made the first time."""
     command = REPOSITORY / "scripts/lib/engine-root"
     printed = run([command, name, *package], timeout=1200.0).ok().stdout
     return Path(printed.splitlines()[-1])
@@ -79,7 +82,7 @@ def release(
 ) -> Iterator[Release]:
     """Run the release whose root is ``lower`` until the end of the block.
 
-    What changes in it is kept below ``folder``.
+    Its changes are kept below ``folder``.
     """
     root, layers = folder / "root", [folder / "upper", folder / "work"]
     for made in (root, *layers):
@@ -95,7 +98,7 @@ def release(
 
 
 def _install(release: Namespace, target: Path, installation: Installation) -> Installation:
-    """Install what pip has installed here for the Python of a release, without its network."""
+    """Install the files that pip has installed here for a release's Python, without network."""
     release.run(PYTHON, "-m", "venv", "--without-pip", target).ok()
     [packages] = target.glob("lib/python3*/site-packages")
     [ours] = installation.bin.parent.glob("lib/python3*/site-packages")

@@ -1,6 +1,7 @@
 """A container without a runtime: a process in a mount namespace like the one runc prepares.
 
-For what has to be tried hundreds of times, or at a moment that no runtime can be stopped at.
+It is for tests that run hundreds of times, or stop at a moment where no runtime can be
+stopped.
 """
 
 import ctypes
@@ -45,7 +46,7 @@ def unshare_mounts() -> None:
 
 
 def see_drivers(*names: str) -> None:
-    """Let this process see folders in /proc/driver, as where drivers' modules are loaded."""
+    """Show this process folders in /proc/driver, as if drivers' modules were loaded."""
     unshare_mounts()
     mount("", "/proc", "", MS_PRIVATE)
     mount("tmpfs", "/proc/driver", "tmpfs", 0)
@@ -54,7 +55,7 @@ def see_drivers(*names: str) -> None:
 
 
 def in_child(function: Callable[[], T]) -> T:
-    """Run a function in a forked process; return what it returns, raise what it raises."""
+    """Run a function in a forked process; return its result or raise its exception."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -88,10 +89,10 @@ def _report(writer: int, function: Callable[[], Any]) -> NoReturn:
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder or file of the host that is mounted at a place in the container.
+    """A folder or file of the host that is mounted at a path in the container.
 
-    Shared means that it is left as it is on the host, which sandboxes see only where their
-    root's propagation is shared, too.
+    Shared means that its propagation is the host's. Sandboxes see this only if the propagation
+    of their root is shared, too.
     """
 
     source: Path
@@ -111,9 +112,9 @@ class Sandbox:
         operations: Sequence[Operation],
         before: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """Execute operations as the hook does; return what was skipped.
+        """Execute operations as the hook does; return the skipped ones.
 
-        ``before`` is called in the process that does it, before it begins.
+        ``before`` is called first, in the process that executes the operations.
         """
 
         def work() -> list[str]:
@@ -125,11 +126,11 @@ class Sandbox:
         return in_child(work)
 
     def inside(self, path: str) -> Path:
-        """Return a path through which this process sees a path of the container."""
+        """Return the path at which this process finds a path of the container."""
         return Path(f"/proc/{self.pid}/root{self.root}{path}")
 
     def read(self, path: str) -> str:
-        """Return what a program in the container reads from a file."""
+        """Return the content that a program in the container reads from a file."""
 
         def work() -> str:
             fd = os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY)
@@ -153,10 +154,10 @@ def sandbox(
     propagation: int = MS_SLAVE,
     prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[Sandbox]:
-    """Start a container's first process on a root; what runc does until its prestart hooks.
+    """Start a container's first process on a root, as runc does before its prestart hooks.
 
-    ``propagation`` is what config.json calls rootfsPropagation; ``prepare`` is called in the
-    process when its mounts are there.
+    ``propagation`` is rootfsPropagation in config.json. ``prepare`` is called in the process
+    once its mounts exist.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -204,7 +205,7 @@ def _be_container(
 
 
 def contents(root: Path) -> dict[str, tuple[int, int, int, int, bytes]]:
-    """Return everything below a folder: mode, owner, device number and content by path."""
+    """Return mode, owner, device number and content of everything below a folder, by path."""
     found = {}
     for path in [root, *root.rglob("*")]:
         status = path.lstat()

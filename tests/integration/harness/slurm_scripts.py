@@ -1,4 +1,4 @@
-"""Slurm's Prolog and Epilog as slurmd runs them, from a place as the package has them."""
+"""Slurm's Prolog and Epilog as slurmd runs them, from a folder with the package's layout."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ HIERARCHIES = [Path("/sys/fs/cgroup", name) for name in ("freezer", "unified", "
 
 
 class Scripts:
-    """The scripts in a prefix of their own, with the gpuhook of an installation."""
+    """The scripts in their own prefix, with the gpuhook of an installation."""
 
     def __init__(self, prefix: Path, installation: Installation) -> None:
         self.folder = prefix / "libexec/gpuhook/slurm"
@@ -29,7 +29,7 @@ class Scripts:
         (prefix / "bin/gpuhook").symlink_to(installation.command)
 
     def call(self, script: str, folder: Path | str, user: int, job: int, *before: str) -> Result:
-        """Run a script as slurmd does: with no PATH, and what Slurm says of the job."""
+        """Run a script as slurmd does: without PATH, and with Slurm's variables for the job."""
         job_is = (f"SLURM_JOB_UID={user}", f"SLURM_JOB_ID={job}", f"SLURM_JOB_USER={user}")
         return run([*before, "env", "-i", *job_is, self.folder / script, folder])
 
@@ -44,7 +44,7 @@ class Scripts:
 
 @contextmanager
 def made_site(workspace: Path, name: str) -> Iterator[Path]:
-    """A folder of root's that every user may enter."""
+    """Yield a folder that belongs to root and that every user may enter."""
     site = workspace / name
     site.mkdir(mode=0o755)
     try:
@@ -59,7 +59,7 @@ def as_user(user: int, *words: str | Path) -> Result:
 
 
 def theirs(path: Path, user: int, mode: int = 0o755) -> Path:
-    """Make a folder of a user's."""
+    """Make a folder that belongs to a user."""
     path.mkdir()
     os.chown(path, user, user)
     path.chmod(mode)
@@ -67,7 +67,7 @@ def theirs(path: Path, user: int, mode: int = 0o755) -> Path:
 
 
 def jobs_in(folder: Path) -> list[str]:
-    """Return which jobs' folders there are; nothing may be left of others."""
+    """Return the names of the jobs' folders; check that no removed folder is left."""
     removed = folder / ".removed"
     assert not removed.exists() or os.listdir(removed) == []
     return sorted(set(os.listdir(folder)) - {".removed"})
@@ -75,7 +75,7 @@ def jobs_in(folder: Path) -> list[str]:
 
 @contextmanager
 def cgroup_of_slurm() -> Iterator[Path]:
-    """Slurm's cgroup in a hierarchy, as there is one for each node of this machine."""
+    """Yield a cgroup for Slurm in a hierarchy, as for one of several Slurm nodes on this host."""
     top = next(each for each in HIERARCHIES if (each / "cgroup.procs").exists())
     made = top / f"slurm_{uuid4().hex[:12]}"
     made.mkdir()

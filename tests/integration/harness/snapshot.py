@@ -18,9 +18,10 @@ _RUNC_ITSELF = re.compile(r"/runc\.[A-Za-z0-9]{6}$")
 def mount_table(text: str | None = None) -> list[str]:
     """Return the mounts as lines without the numbers that differ from mount to mount.
 
-    What engines keep mounted for the next container is left out: network namespaces, and
-    podman's storage on itself. So is what a runc of Debian 12 leaves that was killed while it had
-    itself mounted in its state folder, as it does for a moment at each start.
+    Mounts that engines keep for the next container are left out: network namespaces, and
+    podman's storage on itself. A runc of Debian 12 mounts itself in its state folder for a
+    moment at each start. If it is killed at that moment, this mount stays, and is left out,
+    too.
     """
     if text is None:
         text = Path("/proc/self/mountinfo").read_text()
@@ -35,7 +36,7 @@ def mount_table(text: str | None = None) -> list[str]:
 
 
 def tree(*folders: Path) -> dict[str, tuple[int, int, int, str]]:
-    """Return everything below ``folders``: mode, device number, size and link target by path."""
+    """Return mode, device number, size and link target of all below ``folders``, by path."""
     found = {}
     for folder in folders:
         for path in [folder, *folder.rglob("*")]:
@@ -48,7 +49,7 @@ def tree(*folders: Path) -> dict[str, tuple[int, int, int, str]]:
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
-    """Return what the files below ``folder`` hold by path; None for a folder."""
+    """Return the contents of the files below ``folder`` by path, with None for a folder."""
     return _contents([folder, *folder.rglob("*")])
 
 
@@ -64,7 +65,7 @@ def _contents(paths: Iterable[Path]) -> dict[str, bytes | None]:
 
 
 def _differences(table: Path, before: list[str]) -> tuple[list[str], list[str]]:
-    """Return the mounts that are there now and were not, and those that were and are not."""
+    """Return the mounts that are new, and the mounts that are gone."""
     now = mount_table(table.read_text())
     new = Counter(now) - Counter(before)
     gone = Counter(before) - Counter(now)
@@ -73,11 +74,11 @@ def _differences(table: Path, before: list[str]) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def nothing_left(*folders: Path, pid: int | None = None) -> Iterator[None]:
-    """Assert at the end of the block that mounts and ``folders`` are as they were.
+    """Check at the end of the block that mounts and ``folders`` are unchanged.
 
-    The mount tables compared are ours and, with ``pid``, that process' too. Engines tidy up
-    behind a container that has ended: what they still have mounted may take a moment to go,
-    this container's and the one's before.
+    This compares the mount table of this process and, with ``pid``, the one of that process.
+    Engines tidy up after a container has exited. Their mounts for this container and for the
+    one before may take a moment to disappear.
     """
     tables = [Path(f"/proc/{who}/mountinfo") for who in ("self", pid) if who is not None]
     before = [mount_table(table.read_text()) for table in tables], tree(*folders)

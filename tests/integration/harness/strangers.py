@@ -1,4 +1,4 @@
-"""Another user of this machine, who means no good: his processes, his folders, his locks."""
+"""A malicious other user of this host: his processes, his folders and his pipes."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ AS_STRANGER = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
 
 
 def folder_of_his(parent: Path, name: str) -> Path:
-    """Make a folder that belongs to the stranger."""
+    """Make a folder that belongs to the malicious user."""
     made = parent / name
     made.mkdir()
     os.chown(made, UID, UID)
@@ -22,7 +22,7 @@ def folder_of_his(parent: Path, name: str) -> Path:
 
 
 def pipe_of_his(path: Path) -> Path:
-    """Make a pipe whose other end is never opened."""
+    """Make a pipe of the malicious user whose other end is never opened."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)
     for each in (path.parent, path):
@@ -50,10 +50,10 @@ def process(argv: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
 def pretender(
     program: Path, *words: str | Path, way: Sequence[str] = AS_STRANGER, mode: int = 0o755
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process that has a daemon's name and words, and does nothing.
+    """Run a process that has a daemon's name and arguments, and does nothing.
 
-    ``program`` is where a shell is copied to under that name, ``way`` the beginning of the
-    command line that starts it, as the stranger unless another is given.
+    ``program`` is the path to which a shell is copied under that name. ``way`` is the
+    beginning of the command line that starts it. By default, the malicious user runs it.
     """
     program.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile("/bin/sh", program)

@@ -1,4 +1,4 @@
-"""A Docker swarm of one node: a dockerd of our own, in a network namespace of its own."""
+"""A Docker swarm of one node, with a separate dockerd in a separate network namespace."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ _SERVICE = "com.docker.swarm.service.name"
 
 
 class Swarm:
-    """A running swarm; ``folder`` holds all that dockerd has, its daemon.json among it."""
+    """A running swarm; ``folder`` holds all files of dockerd, including its daemon.json."""
 
     def __init__(self, folder: Path, namespace: Namespace, env: Mapping[str, str]) -> None:
         self.folder = folder
@@ -26,26 +26,26 @@ class Swarm:
         self._running = ExitStack()
 
     def start(self) -> None:
-        """Start dockerd; its swarm, if it was in one, starts all services again."""
+        """Start dockerd; a swarm that it was in starts all its services again."""
         argv = ["dockerd", *options(self.folder, self.folder / "daemon.json")]
         words = self.docker.namespace.enter(*ALONE, "sh", "-c", _START, "sh", *argv)
         log = self.folder / "log"
         self._running.enter_context(daemon(words, log, self._answers, self._env))
 
     def stop(self) -> None:
-        """Stop dockerd, and with it all containers."""
+        """Stop dockerd and all its containers."""
         self._running.close()
 
     def _answers(self) -> bool:
         return self.docker.call("info").status == 0
 
     def init(self) -> None:
-        """Make the node a swarm."""
+        """Make the node a swarm manager."""
         words = ("--advertise-addr", _ADDRESS, "--listen-addr", f"{_ADDRESS}:2377")
         self.docker.call("swarm", "init", *words).ok()
 
     def service(self, name: str, *words: str, kind: str = "debian") -> None:
-        """Create a service of one task that runs for ever; ``words`` are options of Docker's."""
+        """Create a service of one task that runs for ever; ``words`` are more Docker options."""
         create = ("service", "create", "--detach", "--no-resolve-image", "--name", name)
         quick = ("--restart-delay", "200ms", "--stop-grace-period", "200ms")
         self.docker.call(*create, *quick, *words, image(kind), "sleep", "100000").ok()
@@ -65,14 +65,14 @@ class Swarm:
         return self.docker.call(*words).ok().stdout.split()
 
     def state(self, name: str) -> tuple[str, str]:
-        """Return the state of a service's newest task, and what Docker says is wrong with it."""
+        """Return the state of a service's newest task, and the error that Docker reports for it."""
         words = ("service", "ps", "--no-trunc", "--format", "{{.CurrentState}}\t{{.Error}}", name)
         newest = self.docker.call(*words).ok().stdout.splitlines()[0]
         state, _, error = newest.partition("\t")
         return state.split()[0], error
 
     def history(self, name: str) -> str:
-        """Return all that Docker says of a service's tasks."""
+        """Return Docker's table of a service's tasks."""
         return self.docker.call("service", "ps", "--no-trunc", name).ok().stdout
 
     def running(self, name: str) -> str:
@@ -82,11 +82,14 @@ class Swarm:
         return container
 
     def replaced(self, name: str, container: str) -> None:
-        """Wait until a service has another container than this one."""
+        """Wait until a service has a different container from this one."""
         self.wait(name, lambda: self.containers(name) not in ([], [container]))
 
     def wait(self, name: str, condition: Callable[[], bool]) -> None:
-        """Wait for something about a service; AssertionError with what Docker says of it."""
+        """Wait until a condition of a service holds.
+
+        On a timeout, raise AssertionError with Docker's table of the service's tasks.
+        """
         try:
             wait_until(condition, f"{name} is as it should be", interval=0.1)
         except AssertionError as error:
@@ -105,7 +108,7 @@ class Swarm:
 def swarm(
     folder: Path, namespace: Namespace, settings: object, images: Path, env: Mapping[str, str]
 ) -> Iterator[Swarm]:
-    """Start a swarm of one node below ``folder``; ``settings`` are its daemon.json."""
+    """Start a swarm of one node below ``folder``; ``settings`` go into its daemon.json."""
     folder.mkdir(exist_ok=True)
     (folder / "daemon.json").write_text(json.dumps(settings))
     made = Swarm(folder, namespace, env)

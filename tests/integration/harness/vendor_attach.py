@@ -1,4 +1,4 @@
-"""A vendor's devices that gpuhook attach gives a running container, and gpuhook detach takes."""
+"""Checks of a vendor's devices that gpuhook attaches to and detaches from a running container."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from harness.vendors import Devices
 
 @dataclass(frozen=True)
 class Running:
-    """A running container of a bundle, and gpuhook's commands about it."""
+    """A running container of a bundle, and the gpuhook commands that act on it."""
 
     bundle: Bundle
     config: Path
@@ -26,12 +26,12 @@ class Running:
         return self.bundle.call(self.bundle.runtime, "exec", self.bundle.name, *command)
 
     def json(self, verb: str, *words: str) -> Any:
-        """Return the JSON of a command of gpuhook."""
+        """Return the JSON that a gpuhook command prints."""
         command = (self.devices.installation.command, verb, "--config", self.config)
         return json.loads(self.bundle.call(*command, "--format=json", *words).ok().stdout)
 
     def opens(self, paths: Sequence[str], allowed: set[str]) -> None:
-        """Check which of the host's nodes the container's cgroup allows, by their numbers."""
+        """Check that the container's cgroup allows only the nodes with allowed numbers."""
         done = self.call(*vendors.make_and_open(self.devices, paths))
         self.call("busybox", "rm", *(f"/by-hand-{number}" for number in range(len(paths)))).ok()
         assert vendors.opened(done, paths) == {
@@ -39,7 +39,7 @@ class Running:
         }
 
     def holders(self) -> dict[str, list[str]]:
-        """Return the containers that have each of the vendor's devices, by id."""
+        """Return the containers that have each of the vendor's devices, by device id."""
         every = self.json("list")["devices"]
         own = [each for each in every if each["vendor"] == self.devices.vendor]
         return {each["id"]: each["containers"] for each in own}
@@ -56,7 +56,8 @@ def attached(
 ) -> Iterator[Running]:
     """Attach devices, by CDI names, to a running container of a bundle, and detach them again.
 
-    Checks the records, and that the container has all files that it would have from its start.
+    Checks the records. Checks also that the container has all files that it would get if it
+    were started with the devices.
     """
     running = Running(bundle, config, devices)
     kinds = [word for name in asked for word in ("--device", name)]

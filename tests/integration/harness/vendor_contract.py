@@ -1,7 +1,7 @@
-"""Requirements on every vendor's devices in a container: the same tests, on a machine of each.
+"""Requirements on every vendor's devices in a container, as tests shared by all vendors.
 
-A vendor's file of tests has a class for each sort of devices, a ``Contract`` with a ``Case``, and
-its own tests beside them. The fixtures ``devices`` and ``config`` are in conftest.
+A vendor's test file has a class for each sort of device, a ``Contract`` with a ``Case``, in
+addition to its own tests. The fixtures ``devices`` and ``config`` are in conftest.
 """
 
 import re
@@ -35,21 +35,21 @@ Labels = Sequence[int | str]
 
 
 class Expected(Protocol):
-    """View from a container that has some of the devices, by their labels."""
+    """The view from a container that has some of the devices, named by their labels."""
 
     def __call__(
         self, found: Devices, /, *labels: int | str, opened: str = "ENXIO"
     ) -> dict[str, Seen]:
-        """Return the nodes that it has, and what opening one gives."""
+        """Return the nodes that the container has, and the result of opening each."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A machine of a vendor's, what containers ask of it, and what they get.
+    """A vendor's simulated machine, the requests of its containers, and the expected results.
 
-    Variables are NAME=value. ``groups`` are those of the devices' nodes, ``variables`` what a
-    container has of those that begin with one of ``beginnings``, ``links`` some of the links that
-    the hook makes.
+    Variables are written NAME=value. ``groups`` are the groups of the devices' nodes.
+    ``variables`` are the container's variables that begin with one of ``beginnings``.
+    ``links`` are some of the links that the hook makes.
     """
 
     vendor: str
@@ -79,7 +79,7 @@ class Case:
 
     @contextmanager
     def machine(self, installation: Installation, folder: Path) -> Iterator[Devices]:
-        """Simulate it in a folder."""
+        """Simulate the machine in a folder."""
         root = folder / f"{self.vendor}-driver"
         made = vendors.devices(installation, root, self.vendor, self.count, **self.settings)
         with made as found:
@@ -89,7 +89,7 @@ class Case:
 
     @property
     def look(self) -> tuple[str, ...]:
-        """The command that looks inside."""
+        """The command that looks at the devices from inside a container."""
         return vendors.look(*self.patterns)
 
 
@@ -102,9 +102,9 @@ def given_any(
     kind: str,
     look: Sequence[str],
 ) -> None:
-    """Start a container that asks for any device, and check that it has exactly a whole one.
+    """Start a container that asks for any device, and check that it gets one complete device.
 
-    ``asked`` are a vendor's variable and its value.
+    ``asked`` is a vendor's variable and its value.
     """
     folder = bundle.path / "any-cdi"
     folder.mkdir()
@@ -126,7 +126,7 @@ def given_any(
 
 
 class Contract:
-    """The tests."""
+    """The tests that every vendor's devices must pass."""
 
     case: ClassVar[Case]
 
@@ -212,7 +212,7 @@ class Contract:
     def test_hook_alone_gives_device_nodes_without_process_changes(
         self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
     ) -> None:
-        """Nodes and their rules are its work; the process is what only a runtime can change."""
+        """The hook adds nodes and their rules; only a runtime can change the process."""
         variable, labels = self.case.by_hook
         devices.hook(bundle, config)
         bundle.environ(variable)
@@ -263,7 +263,7 @@ class Contract:
     def test_devices_are_attached_to_a_running_container_and_detached(
         self, bundle: Bundle, config: Path, devices: Devices, low_level: tuple[str, Namespace]
     ) -> None:
-        """It gets nodes, access and driver files, and loses the first two again."""
+        """Attach gives nodes, access and driver files; detach removes the first two."""
         bundle.command("sleep", "1000")
         bundle.detach(low_level[0], config)
         for names, labels in self.case.by_document:
@@ -279,7 +279,7 @@ class Contract:
     def test_podman_gives_devices_by_hook_and_by_cdi_spec(
         self, devices: Devices, driver: Driver, host: Namespace, workspace: Path, archive: Path
     ) -> None:
-        """Debian 12's podman knows no groups in documents."""
+        """Debian 12's podman ignores groups in CDI specs."""
         case, folder = self.case, workspace / f"{self.case.vendor}-podman"
         own = write_config(folder.with_name(f"{folder.name}-etc"), driver.root, ["runc"])
         devices.configured(own, tail=NO_GROUPS)

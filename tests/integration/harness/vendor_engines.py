@@ -1,4 +1,4 @@
-"""podman with a vendor's devices: by gpuhook's hook, or by a CDI document that podman reads."""
+"""podman with a vendor's devices, by gpuhook's hook or by a CDI spec that podman reads."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _CDI = Path("/etc/cdi")  # the session has an /etc of its own
 def podman_with_hook(
     found: Devices, config: Path, folder: Path, namespace: Namespace, images: Path
 ) -> Iterator[Podman]:
-    """Have a podman that calls the hook, with this configuration, for every container."""
+    """Start a podman that calls the hook, with this configuration, for every container."""
     args = ("--config", str(config), "prestart")
     hooks = hooks_dir(folder.with_name(f"{folder.name}-hooks"), found.installation.hook, *args)
     with podman(folder, namespace, path_of("runc"), images, hooks=hooks) as made:
@@ -28,7 +28,7 @@ def podman_with_hook(
 
 @contextmanager
 def documents(found: Devices, config: Path, folder: Path, kind: str) -> Iterator[Path]:
-    """Have engines read a CDI document of the vendor's devices; ``kind`` is theirs."""
+    """Give engines a CDI spec of the vendor's devices; ``kind`` is the devices' kind."""
     words: list[str | Path] = [found.installation.command, "cdi", "generate"]
     run([*words, "--config", config, "--output", folder]).ok()
     document = folder / f"{kind.replace('/', '-')}.yaml"

@@ -1,4 +1,4 @@
-"""A vendor's simulated devices in real containers: made, configured, looked at from inside."""
+"""A vendor's simulated devices: they are made, configured, and inspected in real containers."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,9 +33,9 @@ busybox env
 
 @dataclass(frozen=True)
 class Devices:
-    """A vendor's simulated driver root, and the gpuhook that it is for.
+    """A vendor's simulated driver root, and the gpuhook that uses it.
 
-    ``vendor`` is gpuhook's name for the vendor, ``made`` what the simulator said.
+    ``vendor`` is gpuhook's name for the vendor, ``made`` is the simulator's output.
     """
 
     installation: Installation
@@ -44,13 +44,13 @@ class Devices:
     made: str
 
     def node(self, path: str, opened: str = "ENXIO") -> Seen:
-        """Return what a container sees of a node that it has as the host has it."""
+        """Return what a container sees of a node that it has unchanged from the host."""
         status = (self.root / path.lstrip("/")).lstat()
         mode, owner = f"{status.st_mode & 0o7777:o}", f"{status.st_uid}:{status.st_gid}"
         return opened, self.numbers(path), mode, owner
 
     def nodes(self, *paths: str, opened: str = "ENXIO") -> dict[str, Seen]:
-        """Return what a container sees of nodes that it has where the host has them."""
+        """Return what a container sees of nodes that it has at the same paths as the host."""
         return {path: self.node(path, opened) for path in paths}
 
     def numbers(self, path: str) -> str:
@@ -59,7 +59,7 @@ class Devices:
         return f"{device >> 8:x}:{device & 0xFF:x}"
 
     def configured(self, config: Path, more: str = "", tail: str = "") -> Path:
-        """Have a configuration name the driver root and a debug log; return it.
+        """Write the driver root and a debug log to a configuration; return the configuration.
 
         ``more`` are lines for the section [gpuhook], ``tail`` is text for the end.
         """
@@ -72,16 +72,16 @@ class Devices:
         return config
 
     def started(self, bundle: Bundle, config: Path) -> Result:
-        """Lead the bundle's container through its life."""
+        """Run the bundle's container until it exits."""
         return bundle.run(self.installation.runtime, {"GPUHOOK_CONFIG": str(config)})
 
     def start(self, bundle: Bundle, config: Path) -> None:
-        """Start the bundle's container and let it run."""
+        """Start the bundle's container and leave it running."""
         bundle.command("sleep", "1000")
         bundle.detach(self.installation.runtime, config)
 
     def refused(self, bundle: Bundle, config: Path) -> str:
-        """Return what gpu-py says that creates no container, and changes no config.json."""
+        """Return gpu-py's error from a create that fails and leaves config.json unchanged."""
         before = bundle.config.read_bytes()
         words = ("create", "--bundle", bundle.path, bundle.name)
         env = {"GPUHOOK_CONFIG": str(config)}
@@ -90,13 +90,13 @@ class Devices:
         return done.stderr
 
     def ask(self, config: Path, *words: str) -> Any:
-        """Return what a command of gpuhook's says as JSON, whatever its status."""
+        """Return the JSON that a gpuhook command prints, whatever its exit status."""
         argv: list[str | Path] = [self.installation.command, *words]
         argv += ["--config", config, "--format", "json"]
         return json.loads(run(argv).stdout)
 
     def hook(self, bundle: Bundle, config: Path) -> None:
-        """Have config.json name the hook, as for engines that don't call gpu-py."""
+        """Write the hook to config.json, as for engines that don't call gpu-py."""
         bundle.prestart(self.installation.hook, config)
 
 
@@ -108,9 +108,10 @@ def devices(
     count: int,
     **settings: object,
 ) -> Iterator[Devices]:
-    """Simulate a machine of the vendor's; ``settings`` are its simulator's, _ for each -.
+    """Simulate a machine with the vendor's devices.
 
-    The setting ``config`` is a file that declares a vendor that has no code.
+    ``settings`` are the simulator's settings, with _ instead of each -. The setting ``config``
+    is a file that declares a vendor without code in gpuhook.
     """
     config = settings.pop("config", None)
     words = [f"--set={name.replace('_', '-')}={value}" for name, value in settings.items()]
@@ -121,7 +122,7 @@ def devices(
 
 
 def debug_log(config: Path) -> Path:
-    """Return the file of ``[nvidia-container-cli] debug``."""
+    """Return the path of the file in ``[nvidia-container-cli] debug``."""
     return config.parent / "debug.log"
 
 
@@ -132,7 +133,7 @@ def logged(config: Path) -> Any:
 
 
 def in_mode(config: Path, mode: str) -> None:
-    """Have the configuration name the mode; its last section is the runtime's."""
+    """Write the mode to the configuration, whose last section is the runtime's."""
     config.write_text(f'{config.read_text()}mode = "{mode}"\n')
 
 
@@ -142,10 +143,10 @@ def as_user(spec: Spec) -> None:
 
 
 def look(*patterns: str, driver: Driver | None = None) -> tuple[str, ...]:
-    """Return the command to run inside.
+    """Return the command that looks at devices from inside a container.
 
-    ``patterns`` are those of the nodes' and links' paths; with ``driver`` it looks at the
-    GPUs of that one as well.
+    ``patterns`` are path patterns of the nodes and links. With ``driver``, the command looks
+    at that driver's GPUs too.
     """
     tests = " -o ".join(f"-path '{pattern}'" for pattern in patterns)
     script = _SEE.replace("PATTERNS", tests)
@@ -155,12 +156,12 @@ def look(*patterns: str, driver: Driver | None = None) -> tuple[str, ...]:
 
 
 def nodes_seen(result: Result) -> dict[str, Seen]:
-    """Return what a container that ran well saw of its nodes, by path."""
+    """Return the nodes seen by a container that ran successfully, by path."""
     return {path: (a, b, c, d) for path, a, b, c, d in _lines(result, "node")}
 
 
 def gpus_seen(result: Result, driver: Driver) -> set[int]:
-    """Return the indices of the GPUs that a container has in all respects, checked for others."""
+    """Return the indices of the container's GPUs; check that nodes, access and output agree."""
     minors = {int(words[0]) for words in _lines(result, "by-hand") if words[1] == "ENXIO"}
     nodes = {words[0] for words in _lines(result, "gpu-node")}
     found = {gpu.index for gpu in driver.gpus if gpu.minor in minors}
@@ -170,7 +171,7 @@ def gpus_seen(result: Result, driver: Driver) -> set[int]:
 
 
 def links_seen(result: Result) -> dict[str, str]:
-    """Return where the links lead that a container saw, by path."""
+    """Return the targets of the links that a container saw, by path."""
     return {words[0]: words[1] for words in _lines(result, "link")}
 
 
@@ -181,7 +182,7 @@ def groups_seen(result: Result) -> set[int]:
 
 
 def variables_seen(result: Result, *beginnings: str) -> list[str]:
-    """Return the NAME=value of the container's variables whose names begin so."""
+    """Return the container's variables, as NAME=value, whose names have one of these beginnings."""
     return [line for line in result.ok().stdout.splitlines() if line.startswith(beginnings)]
 
 
@@ -191,7 +192,7 @@ def _lines(result: Result, kind: str) -> list[list[str]]:
 
 
 def make_and_open(found: Devices, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the command that makes each node of the host's by hand and opens it."""
+    """Return the command that makes each of the host's nodes by mknod and opens it."""
     script = ""
     for number, path in enumerate(paths):
         major, minor = (int(part, 16) for part in found.numbers(path).split(":"))
@@ -201,6 +202,6 @@ def make_and_open(found: Devices, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def opened(result: Result, paths: Sequence[str]) -> dict[str, str]:
-    """Return what open gave for the nodes made by hand, by the paths of the host's."""
+    """Return the results of opening the nodes made by mknod, by the paths of the host's nodes."""
     answers = [line.split()[1] for line in result.ok().stdout.splitlines()]
     return dict(zip(paths, answers, strict=True))

@@ -1,4 +1,4 @@
-"""Containers of one configuration that get GPUs in each way: by gpu-py's modes, the hook, CDI."""
+"""Containers of one configuration that get GPUs in each way: gpu-py's modes, the hook, or CDI."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ _QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
 
 @dataclass
 class Place:
-    """A configuration, and containers that get GPUs with it, each in a bundle of its own."""
+    """A configuration, and containers that get GPUs with it, each in a separate bundle."""
 
     installation: Installation
     runtime: str
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def documents(self) -> Path:
-        """The folder of CDI specs, with one of the driver's GPUs."""
+        """The folder of CDI specs, with one spec of the driver's GPUs."""
         return self.config.parent / "cdi"
 
     def configure(self, line: str) -> None:
@@ -42,7 +42,7 @@ class Place:
         self.config.write_text(self.config.read_text().replace("[gpuhook]\n", f"[gpuhook]\n{line}"))
 
     def mode(self, way: str) -> Path:
-        """Return a configuration with the same state folder and the mode of a way."""
+        """Return a configuration with the same state folder and the mode that a way needs."""
         mode = way if way in MODES else "hook"
         path = self.config.with_name(f"{mode}.toml")
         documents = f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{self.documents}"]\n'
@@ -50,7 +50,7 @@ class Place:
         return path
 
     def ask(self, device: str, way: str = "hook") -> Bundle:
-        """Return a bundle that is to get GPUs in a way."""
+        """Return a bundle that asks for GPUs in a way."""
         made = self.bundle()
         made.command("sleep", "1000")
         if way == "engine":
@@ -66,13 +66,13 @@ class Place:
         return [*_QUIET, program, "create", "--bundle", made.path, made.name]
 
     def create(self, made: Bundle, way: str = "hook") -> Result:
-        """Create a container, without starting it; the output says what went wrong."""
+        """Create a container, without starting it; the result's output has any errors."""
         env = {"GPUHOOK_CONFIG": str(self.mode(way))}
         status = made.call(*self._words(made, way), env=env).status
         return Result((), status, "", (made.path / "output").read_text())
 
     def create_all(self, several: Sequence[Bundle], way: str = "hook") -> None:
-        """Create containers at the same time; the test fails unless all of them were created."""
+        """Create containers at the same time; fail the test unless all of them were created."""
         created = self.create_at_once(several, way)
         outputs = [(each.path / "output").read_text() for each in several]
         assert all(created), [text for text, fine in zip(outputs, created, strict=True) if not fine]
@@ -112,5 +112,5 @@ class Place:
         return made.call(self.runtime, "delete", "--force", made.name)
 
     def errors(self) -> str:
-        """Return the saved errors: crun shows nothing that hooks print."""
+        """Return the saved errors, because crun doesn't show the output of hooks."""
         return (self.config.parent / "state/errors.log").read_text()

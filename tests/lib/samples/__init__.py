@@ -1,6 +1,6 @@
-"""Each vendor's cases for the tests that hold for every vendor: one module each, with ``SAMPLE``.
+"""Each vendor's cases for the tests that every vendor must pass: one module each, with ``SAMPLE``.
 
-NVIDIA's devices are found by a library, so its tests have their own machines.
+NVIDIA's devices are found through a library, so its tests have their own simulated machines.
 """
 
 import importlib
@@ -19,10 +19,10 @@ SAMPLES = {name: _sample(name) for name in registry.BUILT_IN if name != "nvidia"
 
 
 def rows(field: str) -> list[tuple[str, object]]:
-    """Return the vendor with each entry of a field that has several, for parametrize."""
+    """Return a pair of vendor and entry for each entry of a field, for parametrize."""
     return [(name, each) for name, sample in SAMPLES.items() for each in getattr(sample, field)]
 
 
 def having(field: str) -> list[str]:
-    """Return the vendors that have something in a field."""
+    """Return the vendors whose sample has a value in a field."""
     return [name for name, sample in SAMPLES.items() if getattr(sample, field)]

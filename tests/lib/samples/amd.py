@@ -1,4 +1,4 @@
-"""AMD's second GPU is in four parts with one id."""
+"""AMD's cases. The second GPU is divided into four parts with one id."""
 
 from sample import Claim, Sample, changed
 

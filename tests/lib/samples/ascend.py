@@ -1,4 +1,4 @@
-"""The second NPU is split into two vNPUs."""
+"""Ascend's cases. The second NPU is divided into two vNPUs."""
 
 from sample import Claim, Order, Sample, changed, numbers
 

@@ -1,4 +1,4 @@
-"""Gaudis have the seats 3 2 1 0 7 6 5 4."""
+"""Gaudi's cases. The devices have the seats 3 2 1 0 7 6 5 4."""
 
 from sample import Claim, Order, Sample, changed, created, numbers, removed
 

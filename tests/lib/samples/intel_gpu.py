@@ -1,4 +1,4 @@
-"""The third Intel GPU has two virtual functions."""
+"""Intel GPUs' cases. The third GPU has two virtual functions."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Intel NPUs share the folder of their nodes with other vendors' devices."""
+"""Intel NPUs' cases. Their device nodes are in the same folder as other vendors' nodes."""
 
 from sample import Claim, Order, Sample, created, numbers, removed
 

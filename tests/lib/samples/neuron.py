@@ -1,4 +1,4 @@
-"""Neuron devices have numbers and serial numbers, and no PCI addresses."""
+"""Neuron's cases. The devices have numbers and serial numbers, and no PCI addresses."""
 
 from sample import Claim, Order, Sample, changed, created, numbers
 

@@ -1,4 +1,4 @@
-"""The main job on a machine of arm64: devices, libraries, the loader's cache, programs."""
+"""The main task on an arm64 machine: devices, libraries, the loader's cache and programs."""
 
 import json
 import platform
@@ -43,7 +43,7 @@ PODMANS = [(way, name) for way in ("runtime", "precreate", "prestart") for name 
 
 @pytest.fixture(scope="module")
 def gpus(installed: None) -> Driver:
-    """Expected state of the simulated driver."""
+    """The expected state of the simulated driver."""
     return driver_in(DRIVER)
 
 
@@ -64,10 +64,11 @@ def test_the_simulated_driver_is_of_arm64(gpus: Driver) -> None:
 
 
 def check(result: Result, gpus: Driver, *, linked: bool = True) -> None:
-    """See in what INSIDE printed that a container has its GPUs, and that programs find them.
+    """Check in the output of INSIDE that a container has its GPUs and that programs find them.
 
-    ``linked`` says whether each name of a library is a link that the loader's cache has, or the
-    library is mounted under that name, too, and the loader finds it by searching its folder.
+    If ``linked`` is true, each library name is a link that the loader's cache lists. Otherwise
+    the library is mounted under that name, too, and the loader finds it by searching its
+    folder.
     """
     found = seen(result)
     assert found.gpu_minors == set(GIVEN)
@@ -88,7 +89,7 @@ def check(result: Result, gpus: Driver, *, linked: bool = True) -> None:
 
 @pytest.fixture
 def root(docker: tuple[str], tmp_path: Path) -> Path:
-    """A root filesystem of the image, for one container without an engine: the hook changes it."""
+    """A root filesystem of the image, for one container without an engine; the hook changes it."""
     folder = tmp_path / "image"
     folder.mkdir()
     call("docker", "create", "--name=root", DEBIAN)
@@ -116,7 +117,7 @@ def test_gpu_py_without_an_engine_gives_the_requested_gpus(
 
 @pytest.fixture
 def of_docker(docker: tuple[str], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Docker calls gpu-py, and that a low-level runtime."""
+    """Docker, configured to call gpu-py, which calls the low-level runtime of the parameter."""
     set_config(f"nvidia-container-runtime.runtimes={request.param}")
     yield
     set_config("nvidia-container-runtime.runtimes=runc,crun")
@@ -137,7 +138,7 @@ def test_podman_containers_get_gpus_on_arm64(way: tuple[str, str], gpus: Driver)
 
 @pytest.fixture(scope="module")
 def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
-    """CDI documents of this machine, which Docker and podman read."""
+    """CDI specs of this machine, which Docker and podman read."""
     for engine in ("docker", "podman"):
         call("gpuhook", "install", "--engine", engine, "--cdi")
     restart_docker("docker")

@@ -1,4 +1,4 @@
-"""The machine is what people have: booted by systemd, cgroup v2, AppArmor, Docker as it comes."""
+"""A typical host: booted by systemd, with cgroup v2, AppArmor and Docker in its default setup."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Docker with AppArmor and crun: its containers keep their GPUs, and never open another."""
+"""Docker with AppArmor and crun: containers keep their GPUs and can't open other GPUs."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from booted import (
 
 @pytest.fixture(scope="module")
 def container(docker: tuple[str]) -> Iterator[Container]:
-    """A container with two GPUs that crun has made."""
+    """A container with two GPUs, created by crun."""
     set_config("nvidia-container-runtime.runtimes=crun")
     with running("gpus-crun", docker, ["--runtime=gpu-py"]) as started:
         yield started
@@ -41,7 +41,7 @@ def profile(container: Container) -> str:
 
 
 def test_newer_crun_tells_systemd_to_allow_the_whole_device_major(container: Container) -> None:
-    """For a node of minor 0 crun has systemd allow the major; its own program refuses the rest."""
+    """For minor 0 crun makes systemd allow the major; crun's own program denies other minors."""
     rules = call("systemctl", "show", "--property=DeviceAllow", "--value", container.scope())
     assert ("char-195 rw" in rules) == (not CRUN_IS_OLD)
     assert container.has_what_it_asked_for()
@@ -53,7 +53,7 @@ def test_device_access_survives_cgroup_changes(what: str, container: Container) 
 
 
 def test_access_lost_without_recorded_rules_is_restored_by_repair(container: Container) -> None:
-    """Rules that only systemd knows: without gpu-py's in config.json this proves nothing."""
+    """systemd keeps the rules from gpu-py's config.json; clearing them there removes access."""
     rules = ("DeviceAllow=", "DevicePolicy=strict")
     call("systemctl", "set-property", "--runtime", container.scope(), *rules)
     assert not container.has_what_it_asked_for()

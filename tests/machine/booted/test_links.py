@@ -1,4 +1,4 @@
-"""A stranger's link where the kernel follows none (fs.protected_symlinks), as systemd has it do."""
+"""A link of another user where the kernel follows none (fs.protected_symlinks, set by systemd)."""
 
 from pathlib import Path
 

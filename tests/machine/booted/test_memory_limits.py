@@ -1,6 +1,7 @@
-"""Limits of GPUs' memory stay whatever writes the cgroup: systemd, engines, low-level runtimes.
+"""GPU memory limits that persist whatever writes the cgroup.
 
-cgroup v2 is the machine's own, with its controllers. The driver is simulated.
+The cgroup is written by systemd, engines and low-level runtimes. The machine's own cgroup v2
+is used, with its controllers. The driver is simulated.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def machine(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
-    """The machine's driver is one that keeps limits."""
+    """A machine whose driver enforces memory limits."""
     call("gpuhook", "simulate", LIMITED, *OPTIONS)
     set_config(f"nvidia-container-cli.root={LIMITED}")
     yield
@@ -52,7 +53,7 @@ def kind(request: pytest.FixtureRequest) -> tuple[str, str, tuple[str, ...]]:
 
 @pytest.fixture
 def limited(kind: tuple[str, str, tuple[str, ...]]) -> Iterator[Container]:
-    """A container with two GPUs, and 8 GiB of each, which it must not undo."""
+    """A container with two GPUs and a limit of 8 GiB for each, which it must not remove."""
     engine, runtime, options = kind
     set_config(f"nvidia-container-runtime.runtimes={runtime}", "gpuhook.limits.required=true")
     try:
@@ -75,13 +76,13 @@ def sleeping(engine: str, *options: str) -> Iterator[Container]:
 
 
 def allocates(container: Container) -> list[str]:
-    """Return how much programs see of GPUs, and get that want 9 GiB."""
+    """Return the probe's lines on visible GPU memory and on the result of allocating 9 GiB."""
     lines = container.exec(CUDA_PROBE, "9").stdout.splitlines()
     return [line for line in lines if "memory" in line or "allocated" in line]
 
 
 def has_no_room(container: Container) -> bool:
-    """Tell whether cgroups can't be created below a container's own."""
+    """Tell whether cgroups can't be created below a container's own cgroup."""
     pid = container.property("{{.State.Pid}}")
     path = Path(f"/proc/{pid}/cgroup").read_text().partition("::")[2].strip()
     return Path(f"/sys/fs/cgroup{path}/cgroup.max.descendants").read_text() == "0\n"
@@ -91,7 +92,7 @@ EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
 
 
 def restart(container: Container) -> None:
-    """Have the engine start it again."""
+    """Have the engine restart a container."""
     call(*container.engine, "restart", "--time=0", container.name)
 
 
@@ -116,10 +117,10 @@ def test_a_memory_limit_survives_cgroup_changes_and_restarts(
 
 
 def test_root_in_a_user_namespace_cannot_make_a_cgroup(docker: tuple[str]) -> None:
-    """As a container may have without seccomp and AppArmor; systemd mounts v2 with nsdelegate.
+    """A container without seccomp and AppArmor may mount; systemd mounts v2 with nsdelegate.
 
-    Whoever mounts it once more without that takes it away (cgroup_apply_root_flags in the kernel),
-    as crun does for a container with the host's cgroups.
+    A further mount without nsdelegate removes that option (cgroup_apply_root_flags in the
+    kernel), as crun does for a container with the host's cgroups.
     """
     call("mount", "-o", "remount,nsdelegate", "/sys/fs/cgroup")
     set_config("gpuhook.limits.required=true")
@@ -133,6 +134,6 @@ def test_root_in_a_user_namespace_cannot_make_a_cgroup(docker: tuple[str]) -> No
 
 
 def test_a_container_without_a_memory_limit_can_use_all_memory(docker: tuple[str]) -> None:
-    """The control, with the same driver: its 9 GiB are there."""
+    """This control with the same driver proves that 9 GiB are available without a limit."""
     with sleeping("docker", "--runtime=gpu-py") as container:
         assert allocates(container)[1:] == ["CUDA allocated: 9 GiB of 9 GiB"]

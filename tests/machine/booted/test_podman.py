@@ -1,4 +1,4 @@
-"""podman's containers at podman update, which needs the controllers of cgroup v2."""
+"""Device access of podman's containers after podman update, which needs cgroup v2's controllers."""
 
 import pytest
 from booted import CRUN_IS_OLD, Container, disturb

@@ -1,4 +1,4 @@
-"""The first command of the README, from a clone, on a machine whose own Docker runs."""
+"""The first command of the README, run from a clone on a machine with Docker."""
 
 from pathlib import Path
 

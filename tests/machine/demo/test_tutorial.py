@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial/simulated.md, from its first, do what it says."""
+"""The commands of docs/tutorial/simulated.md, run in order from the first."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A clock that jumps by days, forth and back: nothing waits for it, and nothing stays stale."""
+"""Clock jumps by days, forwards and backwards: gpuhook neither waits nor keeps stale data."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ SOON = 45.0  # seconds: an emulated machine needs some for what takes a tenth of
 
 @pytest.fixture(params=[20, -20], ids=["forth", "back"])
 def jump(request: pytest.FixtureRequest) -> Iterator["Jump"]:
-    """A jump of the clock by twenty days; it is right again at the end."""
+    """A jump of the clock by twenty days; the clock is set right again at the end."""
     made = Jump(request.param)
     yield made
     made.undo()
@@ -34,7 +34,7 @@ class Jump:
 
 @pytest.fixture(autouse=True)
 def whole(docker: tuple[str]) -> Iterator[None]:
-    """The driver has its GPUs at the end."""
+    """Restore the driver's GPUs at the end."""
     yield
     call("gpuhook", "simulate", DRIVER, "--gpus", str(GPUS))
     call("gpuhook", "refresh")
@@ -46,7 +46,7 @@ def start(gpu: int) -> Result:
 
 
 def test_a_found_gpu_is_given_again_after_a_clock_jump(jump: Jump) -> None:
-    """Nothing but the time since then says that the driver may be asked again."""
+    """Only the elapsed time tells gpuhook that it may ask the driver again."""
     call("systemctl", "stop", "gpuhook-watch")
     try:
         call("gpuhook", "simulate", DRIVER, "--lost", "3")

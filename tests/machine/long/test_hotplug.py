@@ -1,6 +1,6 @@
-"""PCI devices that come and go while the machine runs, as its kernel tells it.
+"""PCI devices that are plugged and unplugged while the machine runs, as its kernel reports them.
 
-The monitor of the emulator, which plugs them in, is at a virtual serial port of the machine.
+The emulator plugs them in. Its monitor is at a virtual serial port of the machine.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SOON = 45.0  # an emulated machine needs some for what takes a tenth of one
 
 
 def is_there(name: str) -> bool:
-    """Tell whether the bus has a device of a vendor."""
+    """Tell whether the PCI bus has a device of a vendor."""
     vendors = []
     for path in DEVICES.glob("*/vendor"):
         with contextlib.suppress(OSError):  # it goes while it is read
@@ -41,7 +41,7 @@ def is_there(name: str) -> bool:
 
 
 def ask(line: str, done: Callable[[], bool]) -> None:
-    """Have the emulator do what a line says; wait until the kernel shows it."""
+    """Send a line to the emulator's monitor, and wait until the kernel shows the result."""
     monitor = os.open(MONITOR, os.O_RDWR | os.O_NONBLOCK)
     try:
         os.write(monitor, f"{line}\n".encode())
@@ -60,7 +60,7 @@ def unplug(name: str) -> None:
 
 @pytest.fixture(autouse=True)
 def declared(installed: None) -> Iterator[None]:
-    """Two vendors are declared, whose nodes are there and whose devices aren't."""
+    """Two declared vendors with device nodes, whose PCI devices are absent at first."""
     before = CONFIG.read_text()
     call("gpuhook", "config", "set", "gpuhook.driver-roots=first=/:second=/")
     tables = [

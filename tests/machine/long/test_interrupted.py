@@ -1,4 +1,4 @@
-"""A full /run, and a full disk: a started command ends in a sentence, and the machine continues."""
+"""A full /run and a full disk: commands exit with an error, and the machine keeps working."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def start(docker: tuple[str, ...]) -> Result:
 
 
 def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
-    """Nothing that is saved there is needed: without it a start only takes longer."""
+    """Data that gpuhook saves in /run only makes starts faster, so a start doesn't need it."""
     filler = RUN / "filler"
     call("mount", "-o", "remount,size=64m", RUN)
     start(docker).ok()
@@ -41,7 +41,7 @@ def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
 
 
 def test_commands_on_a_full_disk_change_nothing_and_containers_start(docker: tuple[str]) -> None:
-    """Root's commands change nothing, and containers that are there start."""
+    """Commands of root change nothing, and existing containers start."""
     call(*docker, "create", "--name=there", "--runtime=gpu-py", "--env", REQUEST, *OPEN)
     config, filler = Path("/etc/gpuhook/config.toml"), Path("/var/filler")
     before = config.read_bytes()
@@ -67,7 +67,7 @@ def test_commands_on_a_full_disk_change_nothing_and_containers_start(docker: tup
 
 
 def fill(filler: Path) -> None:
-    """Leave no block of a file system free, those that are kept for root neither."""
+    """Fill a file system completely, including the blocks that are reserved for root."""
     free = os.statvfs(filler.parent)
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)

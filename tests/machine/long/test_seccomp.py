@@ -1,4 +1,4 @@
-"""System calls that a profile forbids: a container's programs are held to it, we are not."""
+"""Seccomp profiles, which restrict a container's programs but not gpuhook."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SCRIPT = 'busybox grep Seccomp: /proc/self/status; busybox mount -t tmpfs none /
 
 @pytest.fixture(params=["docker", "podman"])
 def start(request: pytest.FixtureRequest) -> list[str]:
-    """Beginning of a command that runs a container with GPUs."""
+    """The first words of a command that runs a container with GPUs."""
     request.getfixturevalue(request.param)
     words = [request.param, "run", "--rm", "--network=none", "--cap-add=SYS_ADMIN"]
     return [*words, "--runtime=gpu-py", "--env", REQUEST]

@@ -1,4 +1,4 @@
-"""Three machines with gpuhook's package, GPUs of their own each, and what schedules on them."""
+"""Three machines with gpuhook's package and their own GPUs, and the schedulers that use them."""
 
 import json
 import re
@@ -48,7 +48,7 @@ scrape_configs:
 
 
 def install(node: Node) -> list[str]:
-    """Install the package on a node, and a driver; return the UUIDs of its GPUs."""
+    """Install the package and a driver on a node; return the UUIDs of its GPUs."""
     wait_until(node.is_up, f"{node.name} has booted")
     node.script(
         f"apt-get install --yes {' '.join(map(str, packages()))}",
@@ -75,7 +75,7 @@ def nodes() -> Iterator[dict[Node, list[str]]]:
 
 @pytest.fixture(scope="session")
 def made_swarm(nodes: dict[Node, list[str]]) -> Swarm:
-    """All nodes are in a swarm, as the page says; node1 manages it."""
+    """A swarm of all nodes, set up as the page says and managed by node1."""
     for node in NODES:
         said = node.call("gpuhook", "install", "--engine", "docker", "--swarm")
         [setting] = re.findall(r"gpuhook (config set swarm-resource=\S+)", said)
@@ -90,14 +90,14 @@ def made_swarm(nodes: dict[Node, list[str]]) -> Swarm:
 
 @pytest.fixture
 def swarm(made_swarm: Swarm) -> Iterator[Swarm]:
-    """The swarm, without services before and after."""
+    """The swarm, without services before and after a test."""
     yield made_swarm
     made_swarm.remove()
 
 
 @pytest.fixture(scope="session")
 def made_slurm(nodes: dict[Node, list[str]]) -> Slurm:
-    """Slurm as the page says: node1 controls it, jobs run on the others."""
+    """Slurm, set up as the page says: node1 is the controller, and jobs run on the others."""
     page = Path(REPOSITORY, "docs/schedulers/slurm.md").read_text()
     oci_conf = "\n".join(re.findall(r"^ +(RunTime\w+=.*)$", page, re.MULTILINE)) + "\n"
     assert oci_conf.count("\n") == 4
@@ -128,7 +128,7 @@ def made_slurm(nodes: dict[Node, list[str]]) -> Slurm:
 
 
 def make_bundle(node: Node) -> None:
-    """Make a bundle as ``runc spec --rootless`` does, of an image that asks for all GPUs."""
+    """Make a bundle as ``runc spec --rootless`` does, from an image that requests all GPUs."""
     node.script(
         f"mkdir -p {BUNDLE}/rootfs && cd {BUNDLE}",
         f"docker create --name bundle {DEBIAN}",
@@ -147,7 +147,7 @@ def make_bundle(node: Node) -> None:
 
 @pytest.fixture
 def slurm(made_slurm: Slurm) -> Iterator[Slurm]:
-    """Slurm with all nodes idle that it has; their containers are those of ordinary users."""
+    """Slurm with all its nodes idle; gpuhook treats containers there as those of ordinary users."""
     for node in WORKERS:
         node.call("gpuhook", "config", "set", "nvidia-container-runtime.mode=spec")
     states = {node.name: "idle" for node in WORKERS}
@@ -160,7 +160,7 @@ def slurm(made_slurm: Slurm) -> Iterator[Slurm]:
 
 @pytest.fixture(scope="session")
 def prometheus(nodes: dict[Node, list[str]]) -> Prometheus:
-    """One Prometheus on node1 asks all nodes; alerts don't wait for minutes."""
+    """One Prometheus on node1 that scrapes all nodes, with alerts that fire without long delays."""
     unit = "/etc/systemd/system/gpuhook-metrics.service.d/listen.conf"
     command = "/usr/bin/gpuhook metrics --listen 0.0.0.0:9836"
     for node in NODES:

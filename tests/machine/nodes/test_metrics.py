@@ -1,4 +1,4 @@
-"""One Prometheus over all nodes."""
+"""One Prometheus that scrapes all nodes."""
 
 from booted import GPUS
 from clusters import Prometheus, Swarm

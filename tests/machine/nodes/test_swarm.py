@@ -1,4 +1,4 @@
-"""A swarm of three nodes: services get exactly the GPUs that the manager gives them."""
+"""A swarm of three nodes, where services get exactly the GPUs that the manager assigns."""
 
 from clusters import Swarm
 from nodes import NODES, SECOND, Node

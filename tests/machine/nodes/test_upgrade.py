@@ -12,7 +12,7 @@ STARTS = (
 
 
 def upgrade(node: Node) -> None:
-    """Install the packages as their next version, as others start containers."""
+    """Install the packages as a next version while other processes start containers."""
     node.script("rm -rf /tmp/next && mkdir /tmp/next")
     for number, path in enumerate(packages()):
         node.script(

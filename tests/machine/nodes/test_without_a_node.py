@@ -1,4 +1,7 @@
-"""One node loses its power: the others go on, and know. It is off for good: these come last."""
+"""Loss of power on one node: the other nodes continue and notice it.
+
+The node stays off, so these tests come last.
+"""
 
 from dataclasses import dataclass
 
@@ -14,7 +17,7 @@ HALF, MORE = (f"--generic-resource=NVIDIA-GPU={count}" for count in (GPUS // 2, 
 
 @dataclass
 class Jobs:
-    """Jobs of Slurm's: one on node3, and one that has all GPUs of node2."""
+    """Two Slurm jobs: one on node3, and one with all GPUs of node2."""
 
     job: str
     blocker: str
@@ -24,7 +27,7 @@ class Jobs:
 def before(
     made_swarm: Swarm, made_slurm: Slurm, prometheus: Prometheus, nodes: dict[Node, list[str]]
 ) -> Jobs:
-    """A service and a job had GPUs of node3 when that went off."""
+    """A service and a job that had GPUs of node3 when that node lost its power."""
     for node in (SECOND, THIRD):
         node.call("gpuhook", "config", "set", "nvidia-container-runtime.mode=spec")
     for node in (FIRST, SECOND):

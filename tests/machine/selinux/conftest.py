@@ -1,4 +1,4 @@
-"""A machine that enforces Debian's SELinux policy, and what is usual there without gpuhook."""
+"""A machine that enforces Debian's SELinux policy, and its usual denials without gpuhook."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,16 +11,17 @@ from enforcing import CALLERS, CONTEXTS, POLICY, Denials, podman_run
 
 @pytest.fixture(scope="session")
 def denials() -> Denials:
-    """Denials from now on."""
+    """The SELinux denials from now on."""
     return Denials()
 
 
 @pytest.fixture(scope="session")
 def usual(denials: Denials, debians_policy: Path) -> None:
-    """Containers without GPUs and without gpuhook have run: what is denied then isn't about us.
+    """Denials of containers without GPUs and gpuhook, recorded so that later tests ignore them.
 
-    Services are first: podman's own files in /run and /dev/shm get labels of whoever made them, and
-    Debian's policy lets its domain into none that a shell's podman has made.
+    Services run first. Files of podman in /run and /dev/shm get labels of the process that
+    creates them, and Debian's policy denies its domain the files that podman creates from a
+    shell.
     """
     images = str(CARRIED / "images.tar")
     call("docker", "load", "--input", images)
@@ -36,13 +37,13 @@ def usual(denials: Denials, debians_policy: Path) -> None:
 
 @pytest.fixture(scope="session")
 def debians_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The policy as it is without our module."""
+    """The policy without gpuhook's module."""
     return Path(shutil.copy(POLICY, tmp_path_factory.mktemp("policy") / "debians"))
 
 
 @pytest.fixture(scope="module")
 def installed(usual: None, installed: None) -> None:
-    """The package is installed, and the simulated driver has the labels of a real one."""
+    """The installed package, and a simulated driver whose files have a real driver's labels."""
     call("setfiles", "-F", "-r", DRIVER, CONTEXTS, DRIVER)
     # Without a type in the policy's list, as what the kernel and services make has none.
     call("chcon", "-R", "-t", "initrc_runtime_t", DRIVER / "run")
@@ -52,7 +53,7 @@ def installed(usual: None, installed: None) -> None:
 
 @pytest.fixture(scope="module")
 def podman(installed: None) -> Iterator[tuple[str]]:
-    """Debian's podman knows gpu-py."""
+    """Debian's podman with gpu-py as a runtime."""
     call("gpuhook", "install", "--engine", "podman")
     yield ("podman",)
     call("gpuhook", "uninstall", "--engine", "podman")

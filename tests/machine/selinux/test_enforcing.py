@@ -1,4 +1,4 @@
-"""SELinux enforces Debian's policy and our module: containers get GPUs, nothing is denied."""
+"""SELinux enforcing Debian's policy and gpuhook's module: containers get GPUs without denials."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,19 +22,19 @@ CASES = [("runtime", "runc"), ("runtime", "crun"), ("precreate", "runc"), ("pres
 
 
 def docker_run(options: Sequence[str]) -> Result:
-    """Look for the GPUs in a container of Docker's, which has the domain of privileged ones."""
+    """Look for the GPUs in a Docker container, which has the domain of privileged containers."""
     words = [*options, BUSYBOX, "sh", "-c", CHECK, "spc_t"]
     return run(["docker", "run", "--rm", "--network=none", *words], timeout=300.0)
 
 
 def checked(*options: str, domain: str = "container_t") -> list[str]:
-    """Return the words for podman that look for the GPUs in a container of that domain."""
+    """Return the words for podman that look for the GPUs in a container of a domain."""
     return [*options, BUSYBOX, "sh", "-c", CHECK, domain]
 
 
 @pytest.fixture(scope="module")
 def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
-    """CDI documents are there, and Docker reads them."""
+    """CDI specs, and a Docker that reads them."""
     call("gpuhook", "install", "--engine=all", "--cdi")
     restart_docker("docker")
     yield
@@ -43,7 +43,7 @@ def documents(docker: tuple[str], podman: tuple[str]) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quiet(installed: None, denials: Denials) -> None:
-    """Denials count from here."""
+    """Discard earlier denials, so that only the test's denials count."""
     denials.read()
 
 
@@ -130,7 +130,7 @@ def test_the_units_cause_no_selinux_denials(documents: None, denials: Denials) -
 
 
 def finding() -> dict[str, str]:
-    """Return what the doctor says of SELinux."""
+    """Return the doctor's finding on SELinux."""
     said = json.loads(run(["gpuhook", "doctor", "--format", "json"], timeout=120.0).stdout)
     [found] = [each for each in said["findings"] if each["check"] == "security-module"]
     return dict(found)
@@ -161,7 +161,7 @@ def test_a_boolean_denies_device_nodes_to_confined_containers(
 def test_without_the_policy_module_selinux_denies_container_starts(
     docker: tuple[str], podman: tuple[str], denials: Denials, debians_policy: Path
 ) -> None:
-    """Without it podman's units can't start gpu-py, and Docker's gpu-py can't keep its state."""
+    """Without it podman's units can't start gpu-py, and Docker's gpu-py can't save its state."""
     with without_the_module(debians_policy):
         assert finding()["message"] == "SELinux is enforcing without gpuhook's policy module"
         denials.read()

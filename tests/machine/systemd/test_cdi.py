@@ -1,4 +1,4 @@
-"""CDI documents with the package as it is installed, and in a user namespace of Docker's."""
+"""CDI specs with the installed package, and in a user namespace of Docker."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def start(*options: str) -> Result:
 
 @pytest.fixture(scope="module")
 def documents(docker: tuple[str]) -> Iterator[None]:
-    """Docker's CDI specs of this machine, not yet read and saved."""
+    """Docker's CDI specs of this machine, without gpuhook's saved copies."""
     call("gpuhook", "install", "--engine", "docker", "--cdi")
     for saved in Path("/run/gpuhook").glob("cdi-documents-*"):
         saved.unlink()
@@ -52,7 +52,7 @@ def test_gpu_py_gives_gpus_by_cdi_specs(documents: None) -> None:
 
 @pytest.fixture(scope="module")
 def remapped(documents: None) -> Iterator[None]:
-    """Docker gives each container a user namespace."""
+    """Docker with userns-remap, which gives each container a user namespace."""
     before = DAEMON_JSON.read_text()
     DAEMON_JSON.write_text(json.dumps({**json.loads(before), "userns-remap": "default"}))
     call("systemctl", "restart", "docker")
@@ -68,7 +68,7 @@ def test_gpu_py_gives_gpus_by_cdi_specs_in_a_user_namespace(remapped: None) -> N
 
 @pytest.mark.skipif(CONTROLLERS is None, reason="Debian 12's Docker knows no CDI")
 def test_docker_userns_remap_gives_only_nodes_present_in_host_dev(remapped: None) -> None:
-    """There runc mounts the host's node of the same path, and a driver root's isn't there."""
+    """There runc mounts the host's node of the same path, and /dev lacks a driver root's node."""
     assert "no such file or directory" in start(*BY_DOCKER).failed().stderr
     made = [Path("/dev", node.name) for node in (DRIVER / "dev").iterdir()]
     try:

@@ -1,4 +1,4 @@
-"""The device plugin's unit, as the package installs it, hands this machine's GPUs to a kubelet."""
+"""The device plugin's unit from the package, which offers this machine's GPUs to a kubelet."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture
 def unit(installed: None) -> Iterator[str]:
-    """Its name; it is the package's."""
+    """The name of the package's unit."""
     yield UNIT.name
     call("systemctl", "disable", "--now", UNIT.name)
     shutil.rmtree(FOLDER)

@@ -1,4 +1,4 @@
-"""Docker's containers keep their GPUs with gpu-py, whatever writes their cgroups."""
+"""Docker containers with gpu-py, which keep their GPUs when other programs write their cgroups."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ LOST = {("systemd", what) for what in DISTURBANCES if what != "update" or CONTRO
 
 @pytest.fixture(scope="module")
 def cgroup_driver(docker: tuple[str], request: pytest.FixtureRequest) -> Iterator[str]:
-    """A cgroup driver of Docker, which calls the hook for --gpus."""
+    """A cgroup driver of Docker; Docker calls the hook for --gpus."""
     call("gpuhook", "install", "--engine", "docker", "--gpus")
     set_docker(**{"live-restore": True, "exec-opts": [f"native.cgroupdriver={request.param}"]})
     assert call("docker", "info", "--format={{.CgroupDriver}}").strip() == request.param
@@ -47,7 +47,7 @@ def cgroup_driver(docker: tuple[str], request: pytest.FixtureRequest) -> Iterato
 
 @pytest.fixture
 def container(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
-    """A container with two GPUs by gpu-py."""
+    """A container with two GPUs that gpu-py provides."""
     forget_links()
     options = ["--runtime=gpu-py", "--cap-add=MKNOD", "--network=none"]
     with running(f"gpus-{cgroup_driver}", docker, options) as started:
@@ -56,7 +56,7 @@ def container(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
 
 @pytest.fixture
 def control(cgroup_driver: str, docker: tuple[str]) -> Iterator[Container]:
-    """A container with two GPUs only by the hook."""
+    """A container with two GPUs that only the hook provides."""
     with running(
         f"hook-{cgroup_driver}", docker, [*HOOK, "--network=none"], "NAME=value"
     ) as started:
@@ -93,7 +93,7 @@ def test_device_access_by_the_hook_alone_is_lost_where_expected(
 def test_an_attached_device_survives_cgroup_changes(
     cgroup_driver: str, what: str, container: Container
 ) -> None:
-    """Systemd writes the rules of the scope again, and a detached device stays denied."""
+    """Systemd writes the scope's rules again; a detached device stays denied."""
     call("gpuhook", "attach", container.name, "nvidia.com/gpu=1")
     for _ in range(2):
         opened = container.opens()
@@ -133,6 +133,6 @@ def test_the_doctor_warns_about_missing_links_until_refresh_makes_them(docker: t
 
 
 def findings() -> dict[str, str]:
-    """Return what the doctor says of each thing that it looks at."""
+    """Return the doctor's status for each check."""
     said = json.loads(run(["gpuhook", "doctor", "--format=json"]).stdout)
     return {each["check"]: each["status"] for each in said["findings"]}

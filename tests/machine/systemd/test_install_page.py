@@ -1,6 +1,6 @@
-"""The commands of docs/install.md and README.md do what they say, and a container starts.
+"""The commands of docs/install.md and README.md, which work and let a container start.
 
-After README's installation, NVIDIA's own commands work, too.
+After the installation of the README, NVIDIA's own commands work, too.
 """
 
 import re
@@ -38,7 +38,7 @@ SETTINGS = Path("/etc/docker/daemon.json")
 
 
 def commands(heading: str, page: str = "docs/install.md") -> list[str]:
-    """Return the commands of a section."""
+    """Return the commands of a section of a page."""
     text = (REPOSITORY / page).read_text().partition(f"## {heading}\n")[2]
     block = re.search(r"```(?:sh)?\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
     assert block
@@ -53,7 +53,7 @@ def follow(*lines: str) -> None:
 
 
 def starts() -> None:
-    """See that a container has the GPUs that it asks for."""
+    """Check that a container has the GPUs that it requests."""
     words = ["docker", "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
     said = call(*words, BUSYBOX, "devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN))
     assert said.split()[1::2] == [ALLOWED] * len(GIVEN)
@@ -61,7 +61,7 @@ def starts() -> None:
 
 @pytest.fixture
 def bare(before: set[str]) -> Iterator[None]:
-    """Nothing of ours is installed; Docker has the images."""
+    """A machine without packages of gpuhook, whose Docker has the images."""
     call("dpkg", "--purge", *EVERY)
     call("docker", "load", "--input", CARRIED / "images.tar")
     for name in ("debian:12", "ubuntu"):

@@ -1,4 +1,4 @@
-"""The installer of overlays/cdi, run by podman: the plugin's unit comes before the kubelet."""
+"""The installer of overlays/cdi, run by podman: the plugin's unit starts before the kubelet."""
 
 import shutil
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ ExecStart=/bin/sh -c 'systemctl is-active {UNIT.name} >/run/at-the-kubelets-star
 
 
 def apply(variant: str, *words: str) -> str:
-    """Run the installer as a variant's DaemonSet has it; return what it said."""
+    """Run the installer with the settings of a variant's DaemonSet; return its output."""
     rendered = (CARRIED / "manifests" / f"{variant}.yaml").read_text()
     documents = [each for each in yaml.safe_load_all(rendered) if each["kind"] == "DaemonSet"]
     [pod] = [pod for pod in map(pod_of, documents) if "installer" in containers(pod)]
@@ -43,7 +43,7 @@ def apply(variant: str, *words: str) -> str:
 
 @pytest.fixture
 def node(podman: tuple[str]) -> Iterator[None]:
-    """The image is there; in the end nothing of a cluster's is."""
+    """A node with the installer's image; no files of a cluster are left at the end."""
     call("podman", "load", "--input", CARRIED / "node.tar")
     KUBELET.write_text(STARTS)
     BOOT.write_text(f"[Unit]\nWants={KUBELET.name} {UNIT.name}\n")

@@ -1,6 +1,7 @@
-"""Docker's containers go by the configuration that GPUHOOK_CONFIG names, where it counts.
+"""Docker containers with the configuration of GPUHOOK_CONFIG, in the places where it counts.
 
-That is in the environment of the program whose child gpu-py is: docs/engines/docker.md says which.
+The variable counts in the environment of the program that starts gpu-py;
+docs/engines/docker.md names that program.
 """
 
 import shutil
@@ -25,7 +26,7 @@ OWN_DOCKERD = (
 
 @pytest.fixture(scope="module", autouse=True)
 def named(docker: tuple[str]) -> Iterator[None]:
-    """A configuration that nothing but the variable leads to."""
+    """A configuration that only the variable refers to."""
     shutil.copy(DEFAULT, NAMED)
     call("gpuhook", "config", "set", "--config", NAMED, f"nvidia-container-cli.debug={LOG}")
     yield
@@ -33,7 +34,7 @@ def named(docker: tuple[str]) -> Iterator[None]:
 
 
 def counts(*docker: str) -> bool:
-    """Tell whether a new container of an engine goes by the named configuration."""
+    """Tell whether a new container of an engine uses the named configuration."""
     LOG.unlink(missing_ok=True)
     words = ["run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST, BUSYBOX]
     said = call(*docker, *words, "busybox", "ls", "/dev")
@@ -48,7 +49,7 @@ def restart(*units: str) -> None:
 
 @contextmanager
 def variable_of(unit: str) -> Iterator[None]:
-    """Set the variable as the page says, by what systemctl edit writes."""
+    """Set the variable as the page says, with the file that systemctl edit writes."""
     drop_in = Path(f"/etc/systemd/system/{unit}.service.d/override.conf")
     drop_in.parent.mkdir(parents=True)
     try:
@@ -70,7 +71,7 @@ def test_the_variable_counts_only_in_the_unit_of_a_separate_containerd(
 
 
 def test_the_variable_of_dockerd_counts_for_its_own_containerd() -> None:
-    """None runs on the system's socket, and no --containerd names another."""
+    """No containerd has the system's socket or is set by --containerd, so dockerd starts one."""
     own = ("docker", "--host", SOCKET)
     call("systemctl", "stop", "docker.socket", "docker", "containerd")
     try:

@@ -1,4 +1,4 @@
-"""Machines of systemd-nspawn, and services, have devices by what gpuhook writes for systemd."""
+"""systemd-nspawn machines and services, with devices from the files that gpuhook writes."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ WAIT = "#!/bin/sh\nexec sleep infinity\n"
 
 @pytest.fixture(scope="module")
 def root(installed: None) -> Iterator[Path]:
-    """A small root with the machine's own programs."""
+    """A small root filesystem with the host's own programs."""
     ROOT.mkdir(parents=True)
     for place in ("etc", "dev", "proc", "sys", "run", "tmp", "root", "var", "sbin"):
         (ROOT / place).mkdir()
@@ -48,7 +48,7 @@ def leader() -> str:
 
 
 def inside(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in the running machine: in its namespaces, and in its cgroup."""
+    """Run a program inside the running nspawn machine: in its namespaces and its cgroup."""
     enter = ["nsenter", "--target", leader(), "--all", "--", *words]
     group = Path(f"/proc/{leader()}/cgroup").read_text()
     places = [line.split(":", 2)[1:] for line in group.splitlines()]
@@ -102,7 +102,7 @@ def test_an_nspawn_machine_has_only_the_requested_devices(started: None) -> None
 
 
 def test_the_nspawn_unit_allows_only_the_given_devices(started: None) -> None:
-    """Simulated nodes have no driver: what is allowed gives ENXIO, and the rest EPERM."""
+    """Simulated nodes have no driver: opening an allowed node gives ENXIO, and any other EPERM."""
     shown = call("systemctl", "show", f"systemd-nspawn@{NAME}", "--property=DeviceAllow")
     allowed = [
         word for word in shown.replace("DeviceAllow=", " ").split() if word.startswith("/dev/char/")
@@ -115,7 +115,7 @@ def test_the_nspawn_unit_allows_only_the_given_devices(started: None) -> None:
 
 
 def test_without_the_device_rule_a_node_cannot_be_opened(started: None) -> None:
-    """As people meet it who bind nodes by hand."""
+    """Users who bind device nodes by hand get this error."""
     text = DROP_IN.read_text()
     DROP_IN.write_text("[Service]\n")
     stop()
@@ -126,7 +126,7 @@ def test_without_the_device_rule_a_node_cannot_be_opened(started: None) -> None:
 
 
 def test_watch_rewrites_the_nspawn_file_after_a_driver_change(started: None) -> None:
-    """As gpuhook watch does at each look."""
+    """gpuhook watch rewrites the file at each check."""
     before = NSPAWN.read_text()
     library = next((DRIVER / "usr/lib/x86_64-linux-gnu").glob("libnvidia-ml.so.*.*"))
     assert str(library) in before
@@ -145,7 +145,7 @@ def test_watch_rewrites_the_nspawn_file_after_a_driver_change(started: None) -> 
 
 
 def test_an_nspawn_machine_runs_in_a_user_namespace(started: None) -> None:
-    """As machinectl starts them all: its root is another user of the host."""
+    """machinectl starts all machines so: root inside is another user of the host."""
     assert Path(f"/proc/{leader()}/uid_map").read_text().split()[1] != "0"
 
 

@@ -53,7 +53,7 @@ def test_the_metrics_unit_serves_all_gpus_under_its_hardening(installed: None) -
 
 
 def names(document: Path) -> set[str]:
-    """Return the devices that a CDI document has."""
+    """Return the names of the devices in a CDI spec."""
     if not document.exists():
         return set()
     lines = document.read_text().splitlines()
@@ -74,7 +74,7 @@ def test_cdi_specs_are_updated_by_the_path_unit(installed: None) -> None:
 
 
 def newer(old: Path, folder: Path) -> Path:
-    """Return a package as its next version might be: its default settings have changed, too."""
+    """Return a package as a next version with changed default settings."""
     root = folder / old.stem
     call("dpkg-deb", "--raw-extract", old, root)
     control = root / "DEBIAN/control"
@@ -95,7 +95,7 @@ def start(docker: tuple[str, ...]) -> None:
 def quietly(
     *words: str | Path, said: IO[str] | int = subprocess.DEVNULL
 ) -> "subprocess.Popen[bytes]":
-    """Start a command without a terminal, in a group of its own with what it starts."""
+    """Start a command without a terminal, in its own process group."""
     nowhere = subprocess.DEVNULL
     return subprocess.Popen(words, start_new_session=True, stdin=nowhere, stdout=said, stderr=said)
 
@@ -129,7 +129,7 @@ def test_an_unattended_upgrade_keeps_settings_and_containers_start(
 def test_an_upgrade_from_one_package_keeps_the_service_running(
     installed: None, tmp_path: Path
 ) -> None:
-    """The unit is another package's then, and its process runs the new modules."""
+    """The unit moves to another package, and its process then runs the new modules."""
     unit = "gpuhook-metrics.service"
 
     def process() -> str:
@@ -156,7 +156,7 @@ def test_an_upgrade_from_one_package_keeps_the_service_running(
 
 @pytest.mark.parametrize("seconds", [0.5, 1.5])
 def test_a_killed_dpkg_is_repaired_by_installing_again(seconds: float, docker: tuple[str]) -> None:
-    """While it unpacks, or later; who configures it again need not know where it has got to."""
+    """dpkg is killed while it unpacks or later; the repair needn't know at which step."""
     killed = quietly("dpkg", "--install", package())
     time.sleep(seconds)
     os.killpg(killed.pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_a_killed_dpkg_is_repaired_by_installing_again(seconds: float, docker: t
 
 @pytest.fixture
 def failed(installed: None) -> list[str]:
-    """Units of two packages that have failed."""
+    """Failed units of two packages."""
     units = ["gpuhook-metrics.service", "gpuhook-watch.service"]
     folders = [Path(f"/run/systemd/system/{unit}.d") for unit in units]
     try:
@@ -189,7 +189,7 @@ def failed(installed: None) -> list[str]:
 
 
 def test_a_purge_removes_all_files_units_and_settings(before: set[str], failed: list[str]) -> None:
-    """Systemd lists no unit that had failed, either."""
+    """Systemd lists no units either, not even those that had failed."""
     assert states(*failed) == ["failed"] * len(failed)
     call("gpuhook", "install", "--engine", "docker", "--cdi", "--reload")
     assert "/usr/bin/gpu-py" in traces()

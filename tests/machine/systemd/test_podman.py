@@ -1,4 +1,7 @@
-"""podman's containers keep their GPUs where the pages promise it, and get them back elsewhere."""
+"""podman containers, which keep their GPUs where the pages promise it.
+
+Elsewhere gpuhook repair restores the access.
+"""
 
 import os
 from pathlib import Path

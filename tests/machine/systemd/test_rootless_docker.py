@@ -1,4 +1,4 @@
-"""Docker of an ordinary user with a session of systemd's, who installs gpu-py for himself."""
+"""Docker of an ordinary user with a systemd session, who adds gpu-py as a runtime."""
 
 import os
 import pwd
@@ -22,7 +22,7 @@ OPTIONS = ("--runtime=gpu-py", "--network=none")
 
 @pytest.fixture
 def rootless(user: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Beginning of a docker command of the user, whose dockerd has gpu-py."""
+    """The first words of a docker command of the user, whose dockerd has gpu-py."""
     os.chdir("/")
     entry = pwd.getpwnam(USER)
     unit = Path(entry.pw_dir, ".config/systemd/user/docker.service")

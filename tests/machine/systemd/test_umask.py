@@ -1,6 +1,6 @@
-"""A hardened machine's umask of 077 changes nothing of a container that gpu-py makes.
+"""A container of gpu-py, which is the same under a hardened host's umask of 077.
 
-Engines set a umask of their own; here a unit of systemd's, as Slurm's, starts gpu-py itself.
+Engines set their own umask; here a systemd unit starts gpu-py itself, as Slurm does.
 """
 
 import json
@@ -37,7 +37,7 @@ def bundle(docker: tuple[str], tmp_path: Path) -> Iterator[Path]:
 
 
 def folders(bundle: Path, runtime: str, umask: str) -> set[str]:
-    """Return the folders of the bundle's container, with their modes; it is as before then."""
+    """Return the folders of the bundle's container with their modes; leave the bundle unchanged."""
     call("cp", "--archive", bundle, f"{bundle}.copy")
     # The helper may outlive runc by a moment. In namespaces nobody tells systemd when a cgroup of
     # v1 is empty (release_agent), so that a unit would wait for it in vain; as Slurm's it doesn't.

@@ -1,4 +1,4 @@
-"""The package's units under their own hardening: each does its work, and none closes devices."""
+"""The package's units under their own hardening: each does its work, and none restricts devices."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def property_of(unit: str, name: str) -> str:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_no_unit_restricts_devices(unit: str, installed: None) -> None:
-    """Some settings do so in addition to their purpose, also for devices that come later."""
+    """Some hardening settings restrict devices as a side effect, also devices added later."""
     assert property_of(unit, "DevicePolicy") == "auto"
     assert property_of(unit, "DeviceAllow") == ""
 
@@ -135,7 +135,7 @@ def test_the_mps_unit_shares_and_releases_the_gpu(installed: None) -> None:
 
 @pytest.fixture
 def nri(docker: tuple[str]) -> Iterator[None]:
-    """Debian's containerd serves plugins."""
+    """Debian's containerd with NRI enabled."""
     before = CONTAINERD.read_text() if CONTAINERD.exists() else None
     CONTAINERD.parent.mkdir(exist_ok=True)
     CONTAINERD.write_text(NRI)
@@ -158,7 +158,7 @@ def test_the_nri_unit_serves_containerd(nri: None) -> None:
 
 
 def load_images(folder: Path) -> None:
-    """Give containerd's CRI the tests' images, and one for pods' sandboxes."""
+    """Import the tests' images, and one for pod sandboxes, into containerd's CRI."""
     call("docker", "create", "--name=hold", BUSYBOX)
     call("docker", "commit", '--change=CMD ["sleep", "infinity"]', "hold", "localhost/hold:test")
     call("docker", "rm", "hold")

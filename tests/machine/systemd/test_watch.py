@@ -17,7 +17,7 @@ def restart() -> None:
 
 
 def started_again() -> list[str]:
-    """Start the service again, and return what it has said when it is ready."""
+    """Start the service again, and return the messages that it has printed once it is ready."""
     restart()
     number = call("systemctl", "show", "--property=InvocationID", "--value", UNIT).strip()
     call("journalctl", "--sync")
@@ -27,7 +27,7 @@ def started_again() -> list[str]:
 
 @pytest.fixture
 def elsewhere(installed: None) -> Iterator[Path]:
-    """The driver is to be in a folder that is empty yet."""
+    """A driver root that is configured, and still empty."""
     OTHER.mkdir()
     set_config(f"nvidia-container-cli.root={OTHER}")
     yield OTHER

@@ -1,4 +1,4 @@
-"""fast_import imports what the import system does: the same modules, never outdated code."""
+"""fast_import: the same modules as from the import system, and never outdated code."""
 
 import compileall
 import shutil
@@ -39,7 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def package(compiled: Path, tmp_path: Path) -> Path:
-    """One that a test may change."""
+    """A copy of the compiled package that a test may change."""
     return Path(shutil.copytree(compiled, tmp_path / "gpuhook"))
 
 
@@ -52,7 +52,7 @@ def add(package: Path, name: str, text: str) -> None:
 
 
 def run(package: Path, code: str) -> list[str]:
-    """Return the lines that isolated code prints that has the package on its path."""
+    """Run isolated code with the package on its path; return the printed lines."""
     begin = f"import sys; sys.path.append({str(package.parent)!r})\n"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-B", "-c", begin + code],
@@ -220,7 +220,7 @@ def test_an_unusable_bytecode_file_is_left_to_the_import_system(
 
 @pytest.mark.parametrize("folder", ["lib-dynload", "nowhere"])
 def test_extension_modules_are_the_standard_librarys(compiled: Path, folder: str) -> None:
-    """Wherever they are found, and also where that is not where fast_import looks for them."""
+    """They are used wherever they are, even if fast_import doesn't look for them there."""
     code = (
         "from gpuhook.base import fast_import\n"
         f"fast_import._EXTENSIONS_FOLDER = {folder!r}\n"

@@ -1,4 +1,4 @@
-"""The state directory: what other users can have written is never used, and nothing is torn."""
+"""The state directory: files that other users may have written are never used, and none is torn."""
 
 import errno
 import multiprocessing
@@ -119,7 +119,7 @@ def test_missing_and_blocked_directories_are_not_opened(folder: StateDirectory) 
 
 
 def test_a_replaced_path_does_not_redirect_an_open_folder(folder: StateDirectory) -> None:
-    """Everything is reached through the descriptor."""
+    """Every access goes through the descriptor."""
     folder.replace("a", b"1")
     _link(place(folder))
     place(folder).unlink()
@@ -235,7 +235,7 @@ def _write_often(path: str, number: int) -> None:
 
 
 def test_concurrent_writers_leave_a_whole_file_or_none(folder: StateDirectory) -> None:
-    """Without a lock: a reader gets one writer's content, and never a mixture."""
+    """Without a lock a reader gets one writer's content, and never a mixture."""
     writers = [
         multiprocessing.get_context("fork").Process(target=_write_often, args=(folder.path, each))
         for each in (1, 2, 3)
@@ -311,7 +311,7 @@ def test_a_lock_held_by_another_process_times_out(folder: StateDirectory, kind: 
 def test_a_removed_lock_file_is_not_used_as_a_lock(
     folder: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock of such a file would exclude no process: the new one is locked."""
+    """A lock on a removed file excludes no process, so the new file is locked."""
     take, taken = lock.take, list[int]()
 
     def look(fd: int, seconds: float = 0.0) -> bool:
@@ -333,7 +333,7 @@ def test_a_removed_lock_file_is_not_used_as_a_lock(
 def test_a_lock_path_that_is_no_regular_file_never_blocks(
     folder: StateDirectory, what: Callable[[Path], None]
 ) -> None:
-    """Nothing waits for a pipe's other end, and no link is followed."""
+    """Opening a pipe must not wait for its other end, and no link is followed."""
     folder.replace("lock", b"")
     what(place(folder, "lock"))
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Mounts that request devices, in a container that an engine gave some by a CDI spec."""
+"""Mounts that request devices, in a container that already got some from the engine by CDI."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def inventory_of(vendor: str, tmp_path: Path) -> Inventory:
 
 
 def node(inventory: Inventory, device: Device) -> dict[str, Any]:
-    """Return an own node of a device as engines write it."""
+    """Return a node that only this device has, in the form that engines write."""
     others = {path for each in inventory.devices if each.id != device.id for path in each.nodes}
     path = next(path for path in inventory.nodes_of(device) if path not in others)
     [found] = [each for each in inventory.nodes if each.path == path]
@@ -37,7 +37,7 @@ def node(inventory: Inventory, device: Device) -> dict[str, Any]:
 def given(
     inventory: Inventory, env: str, nodes: list[dict[str, Any]], config: Config, place: str = ""
 ) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """Return the ids of a container's devices, and what is ignored of its request."""
+    """Return the ids of a container's devices, and the ignored parts of its request."""
     names = registry.BUILT_IN[inventory.vendor]
     wanted = inventory.devices[1]
     place = place or f"{names.MOUNTS}/{wanted.label}"
@@ -77,7 +77,7 @@ def test_mounts_add_no_devices_where_the_engine_gave_some_by_cdi(
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_mounts_select_devices_for_an_image_with_void(vendor: str, tmp_path: Path) -> None:
-    """The strategy volume-mounts of a device plugin: no engine has given it anything."""
+    """A device plugin with the strategy volume-mounts requests devices in this way."""
     inventory = inventory_of(vendor, tmp_path)
     other = {"path": "/dev/infiniband/uverbs0", "type": "c", "major": 231, "minor": 192}
     for nodes in ([], [other]):
@@ -87,7 +87,7 @@ def test_mounts_select_devices_for_an_image_with_void(vendor: str, tmp_path: Pat
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_mounts_count_beside_device_nodes_without_void(vendor: str, tmp_path: Path) -> None:
-    """A device plugin with that strategy may pass the nodes as well; its variable isn't void."""
+    """A device plugin with this strategy may pass the nodes, too; its variable isn't void."""
     inventory = inventory_of(vendor, tmp_path)
     by_engine = [node(inventory, inventory.devices[1])]
     ids, _ = given(inventory, registry.BUILT_IN[vendor].MOUNTS, by_engine, loads(BY_MOUNTS))

@@ -1,4 +1,4 @@
-"""gpu-py edits only its part of any config.json, or reports our error."""
+"""Edits of any config.json: gpu-py changes only its own part, or reports gpuhook's own error."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def hook(name: str, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle's folder, in which gpu-py's programs are, too."""
+    """The folder of a bundle, which also holds gpu-py's programs."""
     folder = tmp_path_factory.mktemp("bundle")
     (folder / "rootfs").mkdir()
     (folder / names.HOOK).touch(mode=0o755)
@@ -44,7 +44,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def there(bundle: Path) -> dict[str, Inventory]:
-    """GPUs and NPUs whose nodes a group may open, so that groups and variables are added."""
+    """GPUs and NPUs whose nodes a group may open, so that an edit adds groups and variables."""
     found = machines.machine(machines.gpu(0, 0), machines.gpu(1, 1))
     found.nodes = tuple(
         DeviceNode(each.path, each.major, each.minor, 0o660, 0, 44) for each in found.nodes
@@ -173,7 +173,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def places(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the paths of all that is inside a value."""
+    """Return the paths of all values inside a value."""
     inside = [*value.items()] if isinstance(value, dict) else []
     inside += [*enumerate(value)] if isinstance(value, list) else []
     return [path for key, each in inside for path in ((*above, key), *places(each, (*above, key)))]
@@ -183,7 +183,7 @@ PLACES = places(WHOLE)
 
 
 def with_another(data: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """Return a copy with another value at a place, where that is still there."""
+    """Return a copy with another value at a place, if the place still exists."""
     found = copy.deepcopy(data)
     node: Any = found
     for key in place[:-1]:
@@ -240,7 +240,7 @@ def test_config_json_with_many_odd_values_is_edited_or_refused(
 def test_an_edit_returns_a_hook_worker_task_and_starts_no_process(
     bundle: Path, there: dict[str, Inventory]
 ) -> None:
-    """The words that lead the hook to a worker come last; without any, the hook does the work."""
+    """The words that lead the hook to a worker come last; without them, the hook does the work."""
     spec = Spec(str(bundle / "config.json"), with_variable("0"))
     config = settings_of("hook", bundle)
     before = children()

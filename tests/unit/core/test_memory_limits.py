@@ -1,7 +1,7 @@
-"""Limits of devices' memory: of which devices, and by the kernel's dmem controller.
+"""Limits of device memory: the devices that have one, and the kernel's dmem controller.
 
-This machine's kernel has no such controller, so a folder stands for the tree of cgroups, and what
-the kernel does with a write is done by the test: what a kernel says besides isn't shown here.
+The kernel of the tests has no such controller, so a folder stands for the tree of cgroups. The
+tests do what the kernel does with a write, so they don't show other reactions of a kernel.
 """
 
 import errno
@@ -40,7 +40,7 @@ CAPACITY = f"{VRAM} {16 * GIB}\n{TILES[0]} {8 * GIB}\n{TILES[1]} {24 * GIB}\n"
 
 
 def nvidia(*gpus: Any, version: str = "615.10.01") -> NvidiaInventory:
-    """Return a machine whose driver keeps limits."""
+    """Return a host whose NVIDIA driver enforces memory limits."""
     every = gpus or (gpu(0, 3), gpu(1, 0))
     found = machine(*(each.but(memory=80 * GIB) for each in every))
     return found.but(version=version)
@@ -65,7 +65,7 @@ def found(
     annotations: dict[str, Any] | None = None,
     **inventories: Any,
 ) -> MemoryLimits | None:
-    """Return the limits of a container with these variables, and mounts of /dev/null."""
+    """Return the memory limits of a container with these variables and mounts of /dev/null."""
     config = config or Config()
     inventories = inventories or {"nvidia": nvidia()}
     vendors = registry.all_vendors(config)
@@ -186,7 +186,7 @@ NOTES = {
 @pytest.mark.parametrize("engine", [CONTAINERD, CRIO, {**CRIO, **FALSE}])
 @pytest.mark.parametrize("name", NOTES)
 def test_pod_annotations_limit_the_containers_devices(name: str, engine: dict[str, str]) -> None:
-    """Those of the KAI scheduler, where the engine passes a pod's annotations on."""
+    """The KAI scheduler writes these annotations, and the engine passes a pod's annotations on."""
     given, expected = NOTES[name]
     annotations = {
         NOTE.format(to, end): size for to, by in given.items() for end, size in by.items()
@@ -196,7 +196,7 @@ def test_pod_annotations_limit_the_containers_devices(name: str, engine: dict[st
 
 
 def test_without_a_container_name_the_lowest_annotated_limit_applies() -> None:
-    """The lowest of all counts, because none is known to be another's."""
+    """The lowest of all annotated limits counts, because any of them may be this container's."""
     notes = {NOTE.format("a", "limit"): "8Gi", NOTE.format("b", "request"): "4Gi"}
     assert sizes(ALL, annotations=notes) == {"0": 4, "1": 4}
     assert sizes(ALL, f"{LIMIT}=2048", annotations=notes) == {"0": 2, "1": 2}
@@ -281,7 +281,7 @@ BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
     ],
 )
 def test_a_limit_mount_limits_the_containers_devices(place: str, expected: dict[str, int]) -> None:
-    """Whatever the configuration says of mounts: no container gets more by one."""
+    """The limit counts whatever the configuration is about mounts, as it allocates nothing more."""
     assert sizes(ALL, mounts=[place]) == expected
     assert sizes(ALL, mounts=[place], config=loads(BY_MOUNTS)) == expected
 
@@ -385,7 +385,7 @@ def rule(major: int | None, minor: int | None = None, access: str = "rw") -> dic
 def given(
     text: str, *rules: Any, nodes: Any = (), process: Any = None, **inventories: Any
 ) -> dict[str, int]:
-    """Return the limits in GiB of a container that an engine gives devices, by device."""
+    """Return the limits in GiB, by device, of a container that gets its devices from the engine."""
     config = loads(text)
     vendors = registry.all_vendors(config)
     linux = {"devices": [*nodes], "resources": {"devices": [{"allow": False}, *rules]}}
@@ -434,7 +434,7 @@ def node(major: int, minor: int) -> dict[str, Any]:
 def test_devices_allowed_by_a_cgroup_rule_are_limited_too(
     rules: tuple[Any, ...], expected: dict[str, int]
 ) -> None:
-    """A container makes the node itself: engines leave CAP_MKNOD to it."""
+    """A container can make the node itself, because engines leave it CAP_MKNOD."""
     assert given(MOST, *rules) == expected
     if expected:
         with pytest.raises(MemoryLimitError, match="gives no device without a memory limit"):
@@ -530,7 +530,7 @@ LATER = (PLACE, "rw,nosuid", "cgroup2")  # crun makes it read-only after the hoo
 def test_writable_cgroups_are_refused_with_an_administrators_limit(
     tree: "Tree", mounted: list[Any], said: list[Any], where: str | None
 ) -> None:
-    """A program that runs in a cgroup of its own making isn't counted by every driver."""
+    """Not every driver counts a program that runs in a cgroup of its own making."""
     env = ("AMD_VISIBLE_DEVICES=0", "GPUHOOK_DEVICE_MEMORY=8GiB")
     place = memory_limit_place("/var/run/amd-container-devices", "", "8GiB")
     of_cluster = {"source": "/dev/null", "destination": place}
@@ -576,7 +576,7 @@ def test_writable_cgroups_are_refused_with_an_administrators_limit(
 def test_promised_read_only_cgroups_are_believed_of_crun_only(
     tree: "Tree", monkeypatch: pytest.MonkeyPatch, comm: bytes
 ) -> None:
-    """runc has made read-only by then what it will."""
+    """By then, runc has already made read-only whatever it makes read-only."""
     real = proc.read
     monkeypatch.setattr(proc, "read", lambda path, *at: comm if path == "comm" else real(path, *at))
     limits = amds()
@@ -601,7 +601,7 @@ def test_a_cgroup_whose_descendants_cannot_be_restricted_is_refused(tree: "Tree"
 
 
 class Broken:
-    """Has the drivers of a machine fail, as they do by a fault or by being absent."""
+    """A replacement of the inventory in which vendors' drivers fail or are absent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.failing: tuple[str, ...] = ("nvidia",)
@@ -649,7 +649,7 @@ def test_a_failing_driver_stops_no_container_without_devices(
 
 
 class Tree:
-    """A folder that stands for a tree of cgroups, and what the kernel does with what is written."""
+    """A folder that stands for a tree of cgroups, and the kernel's reactions to writes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -830,7 +830,7 @@ def test_a_limit_is_refused_in_a_cgroup_with_other_processes(tree: Tree) -> None
 def test_a_limit_is_refused_below_a_cgroup_writable_by_a_user(
     tree: Tree, above: str, how: str
 ) -> None:
-    """He may take processes out of it: cgroups(7), "Delegation containment"."""
+    """That user may move processes out of it: cgroups(7), "Delegation containment"."""
     procs = tree.root / above / "cgroup.procs"
     if how == "owner":
         os.chown(procs, 1000, -1)

@@ -30,7 +30,7 @@ def shm(*options: str, **more: Any) -> dict[str, Any]:
 
 
 def made(config: str = SETTINGS, memory: int = 0, **fields: Any) -> dict[str, Any]:
-    """Return the config.json of a container with devices, with the raised limits."""
+    """Return the config.json of a container with devices, after limits are raised."""
     data: dict[str, Any] = {"process": {"env": [ALL]}, "mounts": [], **fields}
     if memory:
         data["linux"] = {"resources": {"memory": {"limit": memory}}}
@@ -147,7 +147,7 @@ def test_invalid_container_limit_settings_are_refused(key: str, value: str) -> N
 def test_only_containers_with_devices_get_raised_limits(
     env: str, nodes: list[tuple[int, int]], expected: bool, mode: str, tmp_path: Path
 ) -> None:
-    """Those that request one, and those that an engine gave one by a CDI spec."""
+    """Containers have devices if they request one, or if an engine gave them one by a CDI spec."""
     devices = [{"path": f"/dev/x{minor}", "type": "c", "major": major, "minor": minor}
                for major, minor in nodes]  # fmt: skip
     (tmp_path / "gpuhook-prestart").touch(0o755)

@@ -1,4 +1,4 @@
-"""The gate's verdict, as a start reads it: before all that the container says."""
+"""The gate's verdict, which a start reads before anything in the container's request."""
 
 import json
 import os
@@ -163,7 +163,7 @@ NAMES = ("", ".", "..", "../x", "a/b", "/etc/passwd", "a b", "é", "a\0", ".hidd
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_an_invalid_container_id_is_refused(config: Config, name: str) -> None:
-    """A container's id comes from a command line: it leads nowhere else."""
+    """A container's id comes from a command line, so it must not lead to another folder."""
     write(config, 0)
     folder = Path(config.state_dir)
     (folder / "x").write_bytes((folder / FOLDER / ID).read_bytes())
@@ -222,7 +222,6 @@ def test_a_damaged_verdict_is_refused(config: Config, text: bytes) -> None:
 def test_old_verdicts_are_removed_except_of_running_containers(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for those of containers that run."""
     kept = Verdicts()
     for name in ("old", "running", "young"):
         kept.write(config.state_dir, name, Verdict({}))
@@ -281,7 +280,7 @@ def test_the_runtime_gives_no_device_without_a_verdict(
 def test_the_hook_gives_no_device_without_a_verdict(
     config: Config, tmp_path: Path, run: Any
 ) -> None:
-    """Also one that podman or CRI-O calls, without gpu-py."""
+    """This includes a hook that podman or CRI-O calls without gpu-py."""
     folder = a_bundle(tmp_path, f"{VARIABLE}=all")
     state = json.dumps({"id": ID, "pid": os.getpid(), "bundle": str(folder)}).encode()
     with pytest.raises(RequestError, match=WITHOUT):
@@ -289,7 +288,7 @@ def test_the_hook_gives_no_device_without_a_verdict(
 
 
 def test_a_start_without_a_container_id_is_refused(config: Config) -> None:
-    """podman's precreate stage comes before the container has its id."""
+    """The precreate stage of podman comes before the container has its id."""
     spec = Spec("config.json", json.dumps({"process": {"env": [f"{VARIABLE}=0"]}}))
     write(config, 0)
     with pytest.raises(RequestError, match=WITHOUT):

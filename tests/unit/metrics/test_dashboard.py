@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and the page on metrics name what the exporter has."""
+"""Series named by the dashboard, the alerts and the metrics page: all are the exporter's."""
 
 import re
 from pathlib import Path

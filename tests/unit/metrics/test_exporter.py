@@ -1,4 +1,4 @@
-"""A look as Prometheus' text: names, labels, escapes, formats."""
+"""A snapshot as Prometheus text: names, labels, escapes, formats."""
 
 import re
 from dataclasses import replace
@@ -200,7 +200,7 @@ def test_all_default_series_of_the_dcgm_exporter_are_written() -> None:
     instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
 )
 def test_dcgm_series_count_a_gpu_in_mig_mode_once() -> None:
-    """A sum over a series of DCGM's is what the machine has, whatever is divided."""
+    """The sum over a DCGM series is the total of the host, even if GPUs are divided."""
     memory: Any = {"memory_total_bytes": 50 << 20, "memory_reserved_bytes": 5 << 20}
     parts = [replace(PART, id=f"MIG-{n}", gpu_instance=n, memory_used_bytes=n << 20, **memory)
              for n in (10, 20)]  # fmt: skip
@@ -230,7 +230,7 @@ def test_dcgm_series_count_a_gpu_in_mig_mode_once() -> None:
     instead='series[f"{sample.name}{labels}{len(series)}"] = sample.value',
 )
 def test_no_series_is_written_twice() -> None:
-    """Of compute instances of one GPU instance, of a pod that is there twice, of whatever else."""
+    """Two compute instances of a GPU instance, or a pod listed twice, produce only one series."""
     parts = [replace(PART, id=f"MIG-{number}", mig_profile=f"{number}c.3g.40gb")
              for number in (1, 2)]  # fmt: skip
     pods = [replace(POD, id="", devices=("MIG-1",)), replace(POD, id="", devices=("MIG-2",))]

@@ -17,7 +17,7 @@ sys.stdin.read()
 
 
 def test_cpu_time_and_memory_of_a_process_are_measured() -> None:
-    """At first the mean of its whole life, then that since the sample before."""
+    """The first value is the mean of the process's life, later ones are since the last sample."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     shift = [0.0]
     use = HostUse(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + shift[0])

@@ -1,4 +1,4 @@
-"""Searches for devices by a child: a hung driver delays no other request."""
+"""Searches for devices by a child process: a hung driver delays no other request."""
 
 import json
 import os
@@ -58,7 +58,7 @@ VENDOR = Hanging()
 
 
 class Made:
-    """The machine, what it says, and what looks at it."""
+    """The host's devices, the messages about them, and the searches for them."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "driver.json"
@@ -77,7 +77,7 @@ class Made:
         self.path.write_text(json.dumps(words))
 
     def look(self, patience: float = PATIENCE_S) -> list[str]:
-        """Look; return the devices' ids."""
+        """Search for devices; return their ids."""
         self.inventories.wait_for(patience)
         self.machine.refresh()
         return [device.id for _, found in self.machine.found for device in found.devices]

@@ -1,4 +1,4 @@
-"""From cgroups to containers and pods, from device ids to GPUs, and whose processes are."""
+"""From cgroups to containers and pods, from device ids to GPUs, and owners of processes."""
 
 import subprocess
 from dataclasses import replace

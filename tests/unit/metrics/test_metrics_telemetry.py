@@ -1,4 +1,4 @@
-"""The child that asks a driver: it answers, hangs, ends and is started again."""
+"""The child process that queries a driver: it answers, hangs, exits and is started again."""
 
 import os
 import signal
@@ -133,7 +133,7 @@ def test_one_child_process_answers_every_query(made: Any) -> None:
 def test_the_reason_a_child_process_ended_is_reported(
     behave: Any, kind: str, problem: str, late: bool, made: Any
 ) -> None:
-    """Also of one that has ended between two questions."""
+    """This includes a child that exits between two queries."""
     asking, _ = made(behave)
     if late and behave is not fail_later:
         asking._begin(behave)
@@ -188,7 +188,7 @@ def test_a_hung_driver_costs_one_timeout_and_its_device(made: Any) -> None:
 
 
 class Sysfs:
-    """A vendor's ``telemetry`` that reads files, of which those of GPU-1 hang."""
+    """A vendor's ``telemetry`` that reads files, where the files of GPU-1 hang."""
 
     def read(self, inventory: Any, asking: Callable[[str], bool]) -> dict[str, Any]:
         found = {}
@@ -201,7 +201,7 @@ class Sysfs:
 
 
 def test_hung_device_files_cost_one_timeout_and_their_device(made: Any) -> None:
-    """As those of a GPU that is reset: the exporter itself never waits in one."""
+    """A GPU's files hang while it is reset; the exporter itself never waits for them."""
     now = [1000.0]
     asking, _ = made(None, lambda: time.monotonic() + now[0])
     asking._module = FileTelemetry(Sysfs())
@@ -234,7 +234,7 @@ def test_a_vendors_files_are_read_by_a_child() -> None:
     instead="pass",
 )
 def test_a_device_that_answered_before_a_hang_is_not_left_out(made: Any) -> None:
-    """The child hangs in none, or isn't let run."""
+    """The child hangs in no device after its answer, or it isn't scheduled."""
 
     def behave(talk: Channel) -> None:
         talk.say({"ready": 1})

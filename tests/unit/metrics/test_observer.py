@@ -26,9 +26,9 @@ def holder(name: str, group: str, *devices: str, engine: str = "") -> ContainerC
 
 
 def assembled(observer: Observer, found: list[ContainerCgroup], **processes: Any) -> Any:
-    """Return the devices of the containers, and what they use of G0, by their ids.
+    """Return the devices of each container, and each container's use of G0, both by id.
 
-    ``processes`` are what the driver says of G0; each runs in the cgroup that its id indexes.
+    ``processes`` are what the driver reports of G0; the id of each is the index of its cgroup.
     """
     containers, usages = observer._assemble(found, {"G0": processes}, [])
     return {each.id: each.devices for each in containers}, {each.container: each for each in usages}
@@ -40,7 +40,7 @@ def assembled(observer: Observer, found: list[ContainerCgroup], **processes: Any
     instead="known[made.id] = made",
 )
 def test_containers_with_the_same_id_are_merged(observer: Observer) -> None:
-    """As those of runc in two of its roots: neither takes the other's devices away."""
+    """runc may have the same id in two root folders; neither container loses its devices."""
     found = [holder("same", "/a/same", "G0", "G2"), holder("same", "/b/same", "G1", "G2")]
     devices, _ = assembled(observer, found)
     assert devices == {"same": ("G0", "G2", "G1")}
@@ -49,7 +49,7 @@ def test_containers_with_the_same_id_are_merged(observer: Observer) -> None:
 def test_processes_of_a_slurm_job_without_a_container_are_the_jobs(
     observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a container without a cgroup of its own, and what runs in another task of the job."""
+    """These are processes of a container without its own cgroup, and of another task of the job."""
     paths = {7: "/slurm/uid_5/job_41/step_0/task_0", 8: "/slurm/uid_5/job_41/step_0/task_1",
              9: "/slurm/uid_5/job_42/step_0/task_0", 10: f"/user/docker/{ID}"}  # fmt: skip
     place = {pid: (path, owner_of({"": path})) for pid, path in paths.items()}
@@ -62,7 +62,7 @@ def test_processes_of_a_slurm_job_without_a_container_are_the_jobs(
 
 
 def test_usage_is_unknown_without_the_drivers_process_list(observer: Observer) -> None:
-    """There may be some: neither use nor idleness is known."""
+    """Processes may exist, so neither use nor idleness is known."""
     _, used = assembled(observer, [holder("web", "/web", "G0")], sm={})
     assert used == {}
     _, used = assembled(observer, [holder("web", "/web", "G0")], sm={"0": 0.5})
@@ -75,7 +75,7 @@ def test_usage_is_unknown_without_the_drivers_process_list(observer: Observer) -
 def test_memory_reading_gets_only_the_time_the_driver_left(
     observer: Observer, monkeypatch: pytest.MonkeyPatch, took: float, left: float
 ) -> None:
-    """Else a scrape with limits of memory would take longer than Prometheus waits."""
+    """Otherwise a scrape with memory limits takes longer than Prometheus waits."""
     asked: list[object] = []
 
     def look(*words: object) -> Any:

@@ -1,4 +1,4 @@
-"""A client can't keep others from the metrics, whatever it sends or doesn't."""
+"""The metrics server, which serves other clients whatever a client sends or doesn't send."""
 
 import contextlib
 import re
@@ -46,14 +46,14 @@ def connected(address: tuple[str, int], words: str = "") -> socket.socket:
 
 
 def asked(address: tuple[str, int], words: str) -> str:
-    """Return the whole answer; nothing more is said than these words."""
+    """Return the whole answer to these words, after which the client sends nothing."""
     with connected(address, words) as made, made.makefile("rb") as file:
         made.shutdown(socket.SHUT_WR)
         return file.read().decode()
 
 
 def status(address: tuple[str, int], words: str) -> int:
-    """Return the status of an answer that is whole, 0 where there was none."""
+    """Return the status of a whole answer, or 0 for none."""
     answer = asked(address, words)
     if not answer:
         return 0
@@ -273,7 +273,7 @@ def test_a_failure_to_write_the_metrics_text_is_answered_and_logged(
     instead="if False:",
 )
 def test_no_client_is_answered_without_the_web_config() -> None:
-    """The files of TLS and passwords couldn't be read."""
+    """The files for TLS and passwords could not be read."""
     with (
         listen("127.0.0.1:0") as listener,
         contextlib.closing(connections.Clients(listener, follows=True)) as clients,
@@ -317,7 +317,7 @@ def test_addresses_of_one_network_count_as_one_peer(one: str, other: str, same: 
 def test_request_parsing_time_is_linear_in_the_length(
     before: bytes, piece: bytes, after: bytes
 ) -> None:
-    """One four times as long takes about four times as long, not sixteen."""
+    """A request four times as long takes about four times as long, not sixteen times."""
     short, long = (
         min(of_this_process(partial(_answered, before + piece * n + after)) for _ in range(3))
         for n in (4000 // len(piece), 16000 // len(piece))
@@ -343,7 +343,7 @@ def test_an_overlong_request_is_refused_without_parsing(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
-    """The seconds that a server waits then; a busy machine needs some of them."""
+    """The server's patience in seconds; it is long enough for a busy host."""
     monkeypatch.setattr(connections, "_PATIENCE", 2.0)
     return 2.0
 
@@ -352,7 +352,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     "slow-connection", "a slow connection to the metrics server is closed at its timeout"
 )
 def test_slow_requests_are_closed_at_the_time_limit(impatient: float, tmp_path: Path) -> None:
-    """Also who says a letter now and then."""
+    """This includes clients that send one letter now and then."""
     first = "GET /metrics HTTP/1.1\r\n"
     before = time.monotonic()
     with serving(tmp_path) as address, in_time(), ExitStack() as slow:
@@ -368,7 +368,7 @@ def test_slow_requests_are_closed_at_the_time_limit(impatient: float, tmp_path: 
 
 
 def _has_end(connection: socket.socket, said: bytes) -> bool:
-    """Say more, wait a little, and tell whether the other side has ended the connection."""
+    """Send another byte, wait a little, and tell whether the server has closed the connection."""
     try:
         connection.sendall(said[:1])
         return connection.recv(1) == b""
@@ -381,7 +381,7 @@ def _has_end(connection: socket.socket, said: bytes) -> bool:
 def test_clients_that_read_no_answer_are_closed_at_the_time_limit(
     impatient: float, tmp_path: Path
 ) -> None:
-    """An answer larger than the buffers, of which the client reads no byte, or few."""
+    """The answer is larger than the buffers, and the client reads few bytes of it, or none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter, "text", lambda *_, **__: b"x" * (32 << 20))
         with serving(tmp_path) as address, ExitStack() as slow:
@@ -397,7 +397,7 @@ def test_clients_that_read_no_answer_are_closed_at_the_time_limit(
 
 
 def _was_cut(connection: socket.socket) -> bool:
-    """Tell whether fewer bytes come than there should be, and then the end."""
+    """Tell whether the connection closes before all bytes have come."""
     size = 0
     with contextlib.suppress(ConnectionError):
         while piece := connection.recv(1 << 20):
@@ -426,7 +426,7 @@ def test_one_client_with_many_connections_does_not_displace_others(
 
 @pytest.mark.protects("most-connections", "the number of pending metrics requests is limited")
 def test_the_number_of_pending_whole_requests_is_bounded() -> None:
-    """While one look takes long, one address makes requests; another's keeps its place."""
+    """While a snapshot takes long, one address sends requests; another address keeps its slot."""
     most = 256
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
@@ -444,7 +444,7 @@ def test_the_number_of_pending_whole_requests_is_bounded() -> None:
 
 
 def test_without_a_free_descriptor_a_slow_client_is_replaced(tmp_path: Path) -> None:
-    """Then it takes the slot of a slow client."""
+    """The new client takes the slot of a slow client."""
     with serving(tmp_path, spare=12) as address, ExitStack() as slow:
         for _ in range(SLOW // 2):
             slow.enter_context(connected(address, "GET"))

@@ -1,4 +1,4 @@
-"""Root's part of the exporter: what the process that serves may ask, and how little it can do."""
+"""The root process of the exporter: the questions and privileges of its server process."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children that serve."""
+    """Return the child processes that serve metrics."""
     with contextlib.suppress(FileNotFoundError):
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(each) for each in found if status_of(int(each))["Name"] == "gpuhook-http"]
@@ -38,7 +38,7 @@ def children(pid: int) -> list[int]:
 
 
 def the_server() -> int:
-    """Return the process that serves, our child's child."""
+    """Return the process that serves metrics, a grandchild of this process."""
     with in_time():
         while True:
             ours = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -89,7 +89,7 @@ def test_the_root_process_imports_no_http_or_tls_modules() -> None:
 
 
 class Said:
-    """Answer in place of the serving process."""
+    """A stand-in for the server process that records the answers that it gets."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Text as prometheus_client writes it, to the byte, and as its parsers read it."""
+"""Text of metrics, equal to prometheus_client's to the byte, and readable by its parsers."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +22,7 @@ _openmetrics: Callable[[Any], bytes] = openmetrics_exposition.generate_latest  #
 
 
 class _Registry:
-    """Registry that prometheus_client's own functions ask for families."""
+    """A registry with the families that prometheus_client's own functions ask for."""
 
     def __init__(self, families: Families) -> None:
         self._families = families

@@ -1,4 +1,4 @@
-"""TLS and passwords of the exporter, asked by Python's own client, and what their file may say."""
+"""TLS and passwords of the exporter, checked by Python's own client, and their settings file."""
 
 import base64
 import http.client
@@ -28,7 +28,7 @@ TLS = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, and its certificates for two servers and a client."""
+    """A folder with a certificate authority, and its certificates for two servers and a client."""
     folder = tmp_path_factory.mktemp("certificates")
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     words += ["-nodes", "-days", "2"]
@@ -52,12 +52,12 @@ def folder(tmp_path: Path, certificates: Path) -> Path:
 
 
 def web_of(folder: Path) -> WebConfig:
-    """Return what the process that serves makes of the file."""
+    """Return the settings that the server process reads from the file."""
     return WebConfig(WebFiles(str(folder / "web.yml")).read())
 
 
 def allows(web: WebConfig, authorization: str) -> bool:
-    """Tell what the process that serves does, after a check where it takes one."""
+    """Return whether the server process accepts a password, after a check if it needs one."""
     answer = web.answer(authorization)
     if answer is None:
         answer = web.check(authorization)
@@ -84,7 +84,7 @@ def context(folder: Path, client: str = "") -> ssl.SSLContext:
 
 
 def in_tls(address: tuple[str, int], folder: Path, source: str = "127.0.0.1") -> ssl.SSLSocket:
-    """Return a connection from an address of ours, after the handshake."""
+    """Return a connection from a local address, after the TLS handshake."""
     made = socket.create_connection(address, 60, source_address=(source, 0))
     return context(folder).wrap_socket(made, server_hostname="127.0.0.1")
 
@@ -92,7 +92,7 @@ def in_tls(address: tuple[str, int], folder: Path, source: str = "127.0.0.1") ->
 def asked(
     address: tuple[str, int], tls: ssl.SSLContext | None, user: str = "", password: str = ""
 ) -> int:
-    """Return an answer's status; the answer is whole."""
+    """Return the status of an answer, which is complete."""
     made = (
         http.client.HTTPConnection(*address, timeout=60)
         if tls is None
@@ -138,7 +138,7 @@ def test_tls_below_the_minimum_version_is_refused(folder: Path) -> None:
     "web-config-followed", "metrics: a changed web configuration file applies at once"
 )
 def test_a_renewed_certificate_is_used_and_an_invalid_one_ignored(folder: Path) -> None:
-    """As a Secret's files are: others take their places."""
+    """The files are replaced by others, as Kubernetes does with the files of a Secret."""
     with served(folder, TLS) as address:
         assert _subject(address, folder) == "server"
         for kind in ("pem", "key"):
@@ -209,9 +209,10 @@ def test_a_removed_password_is_refused_on_an_open_connection(folder: Path) -> No
 
 
 class Checks:
-    """Checked passwords and hashes' costs; a wrong password's check waits until it is released.
+    """Counts of password checks and costs of hashes; wrong passwords wait until they are released.
 
-    In memory that children share: the process that serves opens nothing of ours.
+    They are in memory that child processes share, because the server process opens none of our
+    files.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ class Checks:
         monkeypatch.setattr(bcrypt, "checkpw", self._checked)
 
     def _number(self, at: int, more: int = 0) -> int:
-        """Return a number of those, raised; only one process and thread at a time raises each."""
+        """Add to a shared number and return it; one process and thread at a time adds to each."""
         number = int.from_bytes(self._shared[4 * at : 4 * at + 4]) + more
         self._shared[4 * at : 4 * at + 4] = number.to_bytes(4)
         return number
@@ -308,7 +309,7 @@ def test_an_unknown_user_takes_as_long_as_the_slowest_password(
     instead="self._run()",
 )
 def test_pending_password_checks_do_not_delay_other_clients(folder: Path, checks: Checks) -> None:
-    """Not who has a remembered password, nor who needs none for an answer, in TLS too."""
+    """This holds with TLS, too, for remembered passwords and for answers that need no password."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, TLS + users) as address, ExitStack() as others:
         others.callback(checks.let_go, 100)  # so that a failure ends
@@ -332,7 +333,7 @@ def test_pending_password_checks_do_not_delay_other_clients(folder: Path, checks
     instead="chosen = waiting[0]",
 )
 def test_a_new_client_is_checked_before_a_password_guesser(folder: Path, checks: Checks) -> None:
-    """Of those whose passwords are to be checked, who has had the fewest wrong ones comes first."""
+    """Of the clients with passwords to check, the one with the fewest wrong ones comes first."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
         others.callback(checks.let_go, 100)  # so that a failure ends
@@ -349,7 +350,7 @@ def test_a_new_client_is_checked_before_a_password_guesser(folder: Path, checks:
 
 
 def test_many_silent_handshakes_do_not_delay_another_client(folder: Path) -> None:
-    """From one address, more than there may be connections; another one is served all the while."""
+    """One address opens more connections than allowed; another address is served all the while."""
     with served(folder, TLS) as address, ExitStack() as others:
         for _ in range(40):
             others.enter_context(socket.create_connection(address, 60))
@@ -367,7 +368,7 @@ def test_many_silent_handshakes_do_not_delay_another_client(folder: Path) -> Non
 )
 @pytest.mark.parametrize("password", ["b\0", "b\0c", "\0", "\0b"])
 def test_a_password_with_a_nul_byte_is_refused(folder: Path, checks: Checks, password: str) -> None:
-    """bcrypt raises, or takes what is before it: the beginning would do for the whole."""
+    """bcrypt raises an error, or checks only the part before it, so the beginning would suffice."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address:
         assert asked(address, None, "a", password) == 401
@@ -386,7 +387,7 @@ def test_a_password_with_a_nul_byte_is_refused(folder: Path, checks: Checks, pas
 def test_clients_with_wrong_passwords_do_not_displace_a_valid_one(
     folder: Path, checks: Checks
 ) -> None:
-    """For a client that has started a request from another address, and is remembered."""
+    """The valid client has started a request from another address and is remembered."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
         others.callback(checks.let_go, 100)  # so that a failure ends

@@ -1,4 +1,4 @@
-"""The kubelet's messages, against bytes that were written by hand."""
+"""Messages of the kubelet, compared with bytes that were written by hand."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Children that do a chore and end, and pauses that grow."""
+"""Child processes that do one task and exit, and pauses that grow."""
 
 import os
 import signal

@@ -15,7 +15,7 @@ from gpuhook.monitor.host.namespaces import NamespaceScan
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Processes that have a device each, the user's first; those that were looked at."""
+    """The processes that were examined, in a search where each process has a device."""
     found: list[str] = []
 
     def nodes(entry: str, *_: object) -> Iterator[tuple[int, int]]:

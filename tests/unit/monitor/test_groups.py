@@ -1,4 +1,4 @@
-"""A container's id and engine, as read from its cgroups."""
+"""Id and engine of a container, as read from its cgroups."""
 
 import os
 from pathlib import Path
@@ -107,7 +107,7 @@ POD = f"kubepods/besteffort/pod0/{VICTIM}"
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RootCgroups:
-    """Two hierarchies, in which a user and a container were given cgroups of their own."""
+    """Two hierarchies, where a user and a container have cgroups of their own."""
     table = ""
     for number, (kind, options) in enumerate((("cgroup2", "rw"), ("cgroup", "rw,cpu,devices"))):
         tree = tmp_path / kind

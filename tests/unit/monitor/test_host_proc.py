@@ -1,4 +1,4 @@
-"""/proc is read as bytes, whatever a process, cgroup or folder is named."""
+"""/proc read as bytes, with any names of processes, cgroups and folders."""
 
 import os
 import subprocess
@@ -141,7 +141,7 @@ def test_only_the_escapes_of_mountinfo_are_decoded() -> None:
     instead="return any(True for head in self._before(device))",
 )
 def test_a_user_chosen_mount_source_is_not_parsed_as_a_device() -> None:
-    """A user's FUSE may have any source: it is no device, no group and no end of the fields."""
+    """The source of a user's FUSE mount may look like a device number or a peer group."""
     table = proc.Mounts(b"7 1 0:50 / /a rw master:3 - fuse 0:9 rw\n8 1 0:51 / /b rw - fuse  rw\n")
     assert not table.has_device(b"0:9")
     assert table.has_device(b"0:50")
@@ -169,7 +169,7 @@ def test_a_file_is_not_read_without_bound(tmp_path: Path) -> None:
 
 
 def test_our_own_proc_files_are_parsed_correctly() -> None:
-    """As the kernel tells it in other ways."""
+    """The kernel reports the same facts in other files."""
     mounts = list(proc.Mounts(proc.read("/proc/self/mountinfo")))
     told = Path("/proc/self/mounts").read_bytes().split(b"\n")[:-1]
     assert [mount.point for mount in mounts] == [each.split(b" ")[1] for each in told]

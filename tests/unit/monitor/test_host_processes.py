@@ -1,4 +1,4 @@
-"""Processes that count: the right user's, in our namespaces, alive, started by that user."""
+"""Processes that count: owned and started by the right user, in our namespaces, and alive."""
 
 import ctypes
 import os
@@ -105,7 +105,7 @@ def test_a_users_daemon_in_another_user_namespace_is_found(tree: Tree) -> None:
 def test_only_the_status_of_other_users_processes_is_read(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its words may lie in memory that takes for ever to be read."""
+    """The arguments of a process may lie in memory that can't be read without waiting forever."""
     tree.process(9, "dockerd", uid=1000)
     opened = []
     read = host_files.read_start
@@ -150,7 +150,7 @@ def test_a_daemons_file_is_recognised_by_any_of_its_paths(tmp_path: Path) -> Non
 
 @contextmanager
 def _child(name: str, *, ends: bool = False) -> Iterator[int]:
-    """Have a process of that name; one that ``ends`` isn't waited for until afterwards."""
+    """Start a child process of that name; one that ``ends`` stays a zombie until afterwards."""
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:

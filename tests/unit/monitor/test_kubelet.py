@@ -1,4 +1,4 @@
-"""The kubelet's record of allocations, which has the init containers that PodResources lacks."""
+"""The kubelet's record of allocations, with the init containers that PodResources lacks."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ FIRST = [("nvidia.com/gpu", "GPU-1"), ("nvidia.com/gpu", "GPU-2"), ("amd.com/gpu
 
 @pytest.fixture
 def socket(tmp_path: Path) -> str:
-    """The path of the PodResources socket in a kubelet's folder with a record."""
+    """The path of the PodResources socket in a kubelet's folder that has a record."""
     (tmp_path / "device-plugins").mkdir()
     write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": ENTRIES}, "Checksum": 1}))
     return str(tmp_path / "pod-resources/kubelet.sock")
@@ -84,7 +84,7 @@ class Asking:
 def test_the_gate_knows_the_devices_of_init_containers(
     socket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise an init container that requests a device is refused, and its pod never starts."""
+    """Otherwise a requesting init container is refused, and its pod never starts."""
     monkeypatch.setattr("gpuhook.monitor.telemetry.TelemetryWorker", Asking)
     given = _gate(socket, Config())
     assert given("team", "pod", "main", "u1", 1.0) == [("nvidia.com/gpu", "GPU-1")]

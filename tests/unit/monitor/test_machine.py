@@ -1,4 +1,4 @@
-"""Looks at a made-up vendor, whose driver does what a test writes into a file."""
+"""Searches for devices of a made-up vendor, whose driver obeys a file that a test writes."""
 
 import json
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ class Clock:
 
 
 class Made:
-    """The machine, with a clock and what it says."""
+    """The host's devices, with a clock and with the messages about them."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "driver.json"

@@ -1,4 +1,4 @@
-"""Memory of containers according to cgroups: only cgroups with counted memory are read."""
+"""Memory of containers according to cgroups, read only where it is counted."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ LIMIT = {"id": "d", "vendor": "intel"}
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *records: dict[str, object]) -> list[str]:
-    """Return the containers whose cgroups were looked for."""
+    """Return the containers whose cgroups were searched for."""
     seen = []
 
     def note(container: RunningContainer) -> None:

@@ -14,7 +14,7 @@ PATHS = {(1, 7): "/dev/gpu0", (1, 5): "/dev/gpu1"}  # the numbers of /dev/full a
 
 @pytest.fixture
 def started() -> Iterator[Callable[[str], int]]:
-    """Run Python statements in another process, which then waits; return its id."""
+    """A function that runs Python statements in a process, which then waits, and returns its id."""
     processes = []
 
     def start(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Metrics of services themselves: their text, and the process that serves it."""
+"""Metrics of the services themselves: their text, and the process that serves it."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def counted() -> Calls:
 
 
 def series(text: str) -> dict[tuple[str, ...], float]:
-    """Return the samples: by name, and the labels' values in order of their names."""
+    """Return the samples, by name and by their label values in the order of the labels' names."""
     return {
         (each.name, *(each.labels[name] for name in sorted(each.labels))): each.value
         for family in text_string_to_metric_families(text)
@@ -76,7 +76,7 @@ def test_an_invalid_metrics_address_is_refused(address: str) -> None:
 
 
 class Served:
-    """A service's loop, which tends its metrics while it waits for something."""
+    """A service's loop, which handles metrics while it waits for something."""
 
     def __init__(self, address: str) -> None:
         self.said: list[str] = []
@@ -98,7 +98,7 @@ class Served:
         return [pid for pid, name in names.items() if name == "gpuhook-http"]
 
     def page(self) -> str:
-        """Return the page once it has all that was counted."""
+        """Return the metrics page once it contains everything that was counted."""
         with urllib.request.urlopen(self.url, timeout=PATIENCE_S) as answer:  # noqa: S310
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             return str(answer.read().decode())
@@ -164,7 +164,7 @@ def connected(service: Served) -> socket.socket:
 
 
 def test_slow_clients_do_not_delay_others_and_are_disconnected() -> None:
-    """None delays others, and those that are too many are disconnected."""
+    """Slow clients beyond the maximum are disconnected."""
     with served() as service, ExitStack() as stack:
         silent = [stack.enter_context(connected(service)) for _ in range(40)]
         for each in silent[:20]:

@@ -1,4 +1,4 @@
-"""A user's folder that root removes: nothing in it leads elsewhere, or costs without end."""
+"""A user's folder that root removes, without leaving the folder or taking time without limit."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def remove(parent: int, name: str, seconds: float = LATER) -> None:
 
 
 def fill(folder: Path, outside: Path) -> None:
-    """Put one of each kind into a folder."""
+    """Put a file of each kind into a folder."""
     (folder / "folder/in it").mkdir(parents=True)
     (folder / "file").write_text("text")
     (folder / "folder/file").touch(mode=0)
@@ -78,7 +78,7 @@ def test_a_link_file_or_pipe_is_removed_but_not_its_target(
 
 
 def test_very_deeply_nested_folders_are_removed(tmp_path: Path, parent: int) -> None:
-    """A path of 12,000 letters, which no call would take, and more folders than Python recurses."""
+    """The path has 12,000 letters, which no call accepts, and is deeper than Python's recursion."""
     fd = os.open(tmp_path, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("deep", dir_fd=fd)
@@ -103,7 +103,7 @@ def test_a_removal_that_times_out_is_finished_by_a_later_one(tmp_path: Path, par
 
 
 def test_a_process_creating_files_does_not_delay_the_removal(tmp_path: Path, parent: int) -> None:
-    """In a folder that is open, which has no path any more."""
+    """The process has the folder open, so it can make files in it without a path."""
     (tmp_path / "his/below").mkdir(parents=True)
     fd = os.open(tmp_path / "his/below", os.O_RDONLY)
     over, made = threading.Event(), list[int]()

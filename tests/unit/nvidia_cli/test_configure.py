@@ -15,7 +15,7 @@ from gpuhook.vendors.nvidia.vendor import VENDOR
 
 @pytest.mark.protects("configure-gate", "nvidia-container-cli can't bypass a node's device gate")
 def test_configure_is_refused_on_a_node_with_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows no container's id, and so no verdict."""
+    """This command doesn't know the container's id, so it can't find the verdict."""
     inventory = machines.machine(machines.gpu(0, 0))
     grant = Grant(VENDOR, machines.asked("0"), inventory, inventory.devices)
     opened: list[Any] = []

@@ -1,4 +1,4 @@
-"""nvidia-ctk's command line: as NVIDIA's documentation has it, carried out by gpuhook."""
+"""nvidia-ctk's command line: as NVIDIA documents it, carried out by gpuhook."""
 
 import json
 import re
@@ -88,7 +88,7 @@ def test_an_unsupported_command_exits_1_with_one_sentence(
 
 
 def test_unconfigured_manifest_folders_are_refused_with_the_setting() -> None:
-    """The other way to spell a setting is refused by its name, and not the folders of NixOS."""
+    """The error names the setting to use instead, and NixOS' own folders are accepted."""
     config = Config()
     config.data_search_paths = ("/srv/a",)
     given: dict[str, Any] = dict.fromkeys(ctk_cdi._INEFFECTIVE, ()) | {
@@ -131,7 +131,7 @@ def test_configure_behaves_as_in_the_vectors(case: Case, tmp_path: Path) -> None
 
 @pytest.mark.vectors("installer", "installer.runtimes")
 def test_runtimes_of_the_installer_match_the_vectors(case: Case, tmp_path: Path) -> None:
-    """One of its three: the mode of the others is a setting here."""
+    """gpuhook has one of the installer's three runtimes; a setting replaces the others' modes."""
     given, expected = case["input"], case["expected"]
     words = [f"--config={tmp_path}/daemon.json", f"--state-dir={tmp_path}/state",
              "--nvidia-runtime-path=/bin/true"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The nodes of NVIDIA's driver as nvidia-ctk system knows them: numbers, paths, links."""
+"""Nodes of NVIDIA's driver as nvidia-ctk system knows them: numbers, paths, links."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def test_a_module_that_is_not_loaded_is_an_error() -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A machine with two GPUs of NVIDIA's, one of which has a MIG device, and a third's numbers."""
+    """A host with two NVIDIA GPUs, one with a MIG device, and with the numbers of a third GPU."""
     devices = tmp_path / "proc/devices"
     devices.parent.mkdir(parents=True)
     devices.write_text(

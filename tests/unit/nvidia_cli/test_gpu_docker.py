@@ -1,4 +1,4 @@
-"""gpu-docker's command lines, as pure data and as a stand-in for docker receives them."""
+"""Command lines of gpu-docker, as pure data and as a stand-in for docker receives them."""
 
 import os
 import subprocess
@@ -92,7 +92,7 @@ def test_no_word_is_ever_changed_or_lost(words: list[str]) -> None:
 
 @pytest.fixture
 def fake_docker(tmp_path: Path) -> Path:
-    """A program that writes down the bytes of its arguments."""
+    """A program that records the bytes of its arguments."""
     program = tmp_path / "docker"
     program.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" >{tmp_path}/argv\nexit 42\n')
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""nvidia-container-cli: what it prints, how it reads its command line, and who calls it."""
+"""nvidia-container-cli: its output, how it reads its command line, and its caller."""
 
 import os
 import subprocess
@@ -169,13 +169,13 @@ FOLDER = str(Path(callers.__file__).parents[3])
 
 
 def answer(code: str, *before: str) -> str:
-    """Return what a Python below us prints; ``before`` are the programs between it and us."""
+    """Return the output of a Python that the programs ``before`` start below this process."""
     words = [*before, sys.executable, "-c", ASK + code, FOLDER]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_the_caller_is_the_first_ancestor_running_another_program() -> None:
-    """Here a shell is the engine, in two processes, and this Python called it."""
+    """Two shell processes stand for the engine, and this Python process called it."""
     shell = ["sh", "-c", '"$0" "$@"; :', "sh", "-c", '"$0" "$@"; :']
     assert answer("print(callers._caller())", *shell) == str(os.getpid())
 
@@ -203,7 +203,7 @@ def test_mount_tables_of_the_caller_and_first_process_are_read() -> None:
 def test_terminal_escapes_in_arguments_are_printed_escaped(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An image chooses some of these words."""
+    """An image chooses some of these arguments."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 1

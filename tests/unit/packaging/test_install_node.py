@@ -1,4 +1,4 @@
-"""The node's engine process, and an interpreter's move to another folder."""
+"""The engine process of a node, and an interpreter's move to another folder."""
 
 import importlib
 import json
@@ -85,7 +85,7 @@ def test_an_interpreter_path_is_replaced_unless_too_long(
 def test_containers_that_run_installed_programs_are_listed(
     installer: ModuleType, machine: Tree, tmp_path: Path
 ) -> None:
-    """Without the node's folder, users of the files are unknown: that isn't none."""
+    """Without the node's folder, users of the files are unknown, which doesn't mean none."""
     tasks = tmp_path / "tasks"
     root = str(machine.root)
 
@@ -111,7 +111,7 @@ def test_containers_that_run_installed_programs_are_listed(
 def test_removal_is_refused_if_container_records_are_elsewhere(
     installer: ModuleType, machine: Tree, tmp_path: Path
 ) -> None:
-    """As k3s' are: the folder that the kubelet has made has none, and gpu-py's would be lost."""
+    """k3s uses another folder, so the folder that the kubelet made lacks its containers."""
     node = installer.Node("/opt/g", "containerd", "", "none", "", False, str(tmp_path))
     shim = "/usr/bin/containerd-shim-runc-v2"
     machine.process(7, shim, "-namespace", "moby", "-id", "docker-s")
@@ -147,7 +147,7 @@ READ = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 def test_a_config_file_that_containerd_does_not_read_is_refused(
     installer: ModuleType, machine: Tree, argv: tuple[str, ...], config: str, said: str
 ) -> None:
-    """Success is never reported for a file that nothing reads."""
+    """An installation in a file that nothing reads must not be reported as a success."""
     node = installer.Node("/opt/g", "containerd", config, "none", "", False)
     installer.check_file(node, str(machine.root))  # where nothing runs, or nothing is seen
     machine.process(7, "/usr/bin/containerd", *argv)
@@ -237,7 +237,7 @@ missing-driver = "ignore"
 
 @pytest.fixture
 def node(installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A node for the functions about its settings, with a place for a ConfigMap's file."""
+    """A node for the functions about settings, with a place for the file of a ConfigMap."""
     monkeypatch.setattr(sys.modules["node_settings"], "GIVEN", str(tmp_path / "given.toml"))
     monkeypatch.setattr(sys.modules["node_plugin"], "GIVEN", str(tmp_path / "given.yaml"))
     folder = tmp_path / "opt"
@@ -301,7 +301,7 @@ def test_later_config_edits_survive_the_removal(installer: ModuleType, node: Any
 def test_an_install_killed_midway_keeps_the_admins_settings(
     installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch, own: str | None
 ) -> None:
-    """A value that was ours before isn't an administrator's."""
+    """A value that gpuhook set before doesn't count as an administrator's."""
     path = Path(node.settings_file)
     if own is not None:
         path.parent.mkdir()
@@ -320,7 +320,7 @@ def test_an_install_killed_midway_keeps_the_admins_settings(
 def test_a_config_map_replaces_the_config_file_until_removal(
     installer: ModuleType, node: Any
 ) -> None:
-    """Its own settings precede the manifest's, and are removed again."""
+    """The ConfigMap's settings override those of the manifest, and are removed at the end."""
     path, given = Path(node.settings_file), given_file()
     path.parent.mkdir()
     path.write_text(OWN)
@@ -371,7 +371,7 @@ def test_a_damaged_config_file_does_not_stop_the_removal(
 def test_settings_of_a_node_with_an_installed_runtime_are_kept(
     installer: ModuleType, node: Any, given: str | None, older: bool
 ) -> None:
-    """Another overlay over base would have every pod with gpu-py choose its own GPUs."""
+    """Another overlay over base would let every pod with gpu-py choose its own GPUs."""
     if given:
         given_file().write_text(given)
     installer.settle(replace(node, engine="containerd"))
@@ -408,7 +408,7 @@ def test_settings_are_not_written_if_the_programs_cannot_be(
 
 
 def test_cdi_specs_that_name_a_removed_hook_are_removed(installer: ModuleType, node: Any) -> None:
-    """Without their hook no container starts by them, and they hide those of other makers."""
+    """Without their hook, these specs start no container, and they hide specs of other vendors."""
     documents = Path(node.folder).parent / "cdi"
     (documents / "folder.yaml").mkdir(parents=True)
     ours = f"{node.folder}/bin"
@@ -421,7 +421,7 @@ def test_cdi_specs_that_name_a_removed_hook_are_removed(installer: ModuleType, n
 def test_pauses_between_process_scans_grow_with_scan_time(
     installer: ModuleType, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look reads all of /proc, and containers may run for days."""
+    """Each scan reads all of /proc, and containers may run for days."""
     now, pauses = [0.0], list[float]()
 
     def look(_: object) -> list[str]:
@@ -454,7 +454,7 @@ def test_pauses_between_process_scans_grow_with_scan_time(
 def test_a_variable_is_quoted_for_a_systemd_unit(
     installer: ModuleType, value: str, expected: str
 ) -> None:
-    """By systemd.syntax(7) on quotes, and systemd.unit(5) on specifiers."""
+    """The rules are those of systemd.syntax(7) for quotes and systemd.unit(5) for specifiers."""
     assert sys.modules["node_plugin"].quoted("A", value) == expected
 
 
@@ -492,7 +492,7 @@ def test_a_slowly_restarting_engine_is_awaited(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """A container that ends while there is no engine has neither log nor status."""
+    """A container that exits while no engine runs has neither log nor status."""
     old, new = (type("P", (), {"pid": pid}) for pid in (1, 2))
     looks = iter([[old], [], [], [new], [new]])
     listening = iter([True, False, True])
@@ -565,7 +565,7 @@ def test_installing_the_nri_plugin_sets_the_gate_setting(
     words: list[str],
     expected: tuple[str, ...],
 ) -> None:
-    """gpu-py goes by it, and gives nothing while the engine's plugin doesn't run."""
+    """gpu-py reads this setting, and gives no devices while the engine's plugin doesn't run."""
     made: list[Any] = []
     monkeypatch.setattr(installer, "install", made.append)
     done = CliRunner().invoke(installer.cli, ["install", *words])

@@ -1,4 +1,4 @@
-"""Debian's maintainer scripts on a machine where containers start meanwhile."""
+"""Debian's maintainer scripts on a host where containers start at the same time."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ DEBIAN = Path(__file__).parents[3] / "packaging/debian"
 def test_an_upgrade_retries_removal_of_a_folder_in_use(
     script: str, why: str, tmp_path: Path
 ) -> None:
-    """rm ends with "Directory not empty" then: here three times, and nothing else is found."""
+    """A container start can make rm fail with "Directory not empty"; here it fails three times."""
     done, calls = run_with_rm(script, why, tmp_path, failing=3)
     assert done.returncode == 0, done.stderr
     assert calls > 3 or script != "gpuhook/postinst"
@@ -35,7 +35,7 @@ def test_remaining_modules_of_the_old_version_are_an_error(tmp_path: Path) -> No
 
 
 def filled(script: str) -> str:
-    """Return a script as an addition has it that has no units."""
+    """Return a script as it is in an additional package without units."""
     text = (DEBIAN / script).read_text()
     return text.replace("@PACKAGE@", "gpuhook-hpc").replace("@FOLDER@", "gpuhook/hpc")
 
@@ -43,7 +43,7 @@ def filled(script: str) -> str:
 def run_with_rm(
     script: str, why: str, folder: Path, failing: int
 ) -> tuple["subprocess.CompletedProcess[str]", int]:
-    """Run a script with an rm that fails so often at first; return how often it was called, too."""
+    """Run a script with an rm that fails so often at first; return the number of its calls, too."""
     for name in ("find", "sh", "wc"):
         found = shutil.which(name)
         assert found is not None
@@ -61,7 +61,7 @@ def run_with_rm(
 def run_below(
     root: Path, script: str, why: str, path: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a script as if a folder were the root of the machine."""
+    """Run a script as if a folder were the root folder of the host."""
     text = filled(script)
     for name in ("/etc/gpuhook", "/var/lib/gpuhook", "/run/gpuhook", "/usr/lib/gpuhook"):
         text = text.replace(name, f"{root}{name}")
@@ -83,7 +83,7 @@ def test_a_purge_empties_a_linked_configuration_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_purge_succeeds_if_a_mounted_folder_can_be_emptied(empty: bool, tmp_path: Path) -> None:
-    """It can't be removed, and what is in it can; if that can't be either, the purge fails."""
+    """A mount point can't be removed, but emptied; if it can't be emptied, the purge fails."""
     for name in ("etc/gpuhook", "var/lib/gpuhook"):
         (tmp_path / name).mkdir(parents=True)
     if not empty:
@@ -101,7 +101,7 @@ def test_a_purge_succeeds_if_a_mounted_folder_can_be_emptied(empty: bool, tmp_pa
     ("script", "why"), [("gpuhook/postinst", "configure"), ("gpuhook/prerm", "upgrade")]
 )
 def test_stale_modules_behind_a_link_are_removed(script: str, why: str, tmp_path: Path) -> None:
-    """As an administrator has moved it: dpkg leaves the link, and unpacks there."""
+    """If an administrator made the folder a link, dpkg leaves the link, and unpacks behind it."""
     elsewhere, link = tmp_path / "elsewhere", tmp_path / "usr/lib/gpuhook"
     stale = elsewhere / "gpuhook/__pycache__"
     stale.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The lease that nodes restart their engines by, asked from an API server of the tests."""
+"""The lease for engine restarts on nodes, taken from an API server of the tests."""
 
 import importlib
 import threading
@@ -89,7 +89,7 @@ def test_only_one_node_holds_the_restart_lease_at_a_time(
 def test_a_vanished_node_loses_the_lease_only_after_its_duration(
     module: ModuleType, api: ApiServer
 ) -> None:
-    """And not before: the duration is measured from the first sight, whatever its clock says."""
+    """The duration counts from another node's first look, whatever the lease's time is."""
     gone = lease(module, api, "gone")
     manager = gone.held()
     manager.__enter__()
@@ -119,7 +119,7 @@ def test_a_holder_that_renews_the_lease_keeps_it(module: ModuleType, api: ApiSer
 def test_the_release_waits_for_an_unavailable_api_server(
     module: ModuleType, api: ApiServer
 ) -> None:
-    """K3s' ends with its containerd, so the release waits for it."""
+    """The API server of k3s stops with its containerd, so the release has to wait for it."""
     with lease(module, api, "n1").held():
         api.fail(503, times=5)
     assert spec(api)["holderIdentity"] == ""

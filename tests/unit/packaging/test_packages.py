@@ -1,4 +1,4 @@
-"""Packages: what they ask for, what they are called, who makes them, and two builds."""
+"""Packages: requirements, names, maintainer, and reproducible builds."""
 
 import os
 import pwd
@@ -23,7 +23,7 @@ _DEPENDENCY = re.compile(r"(python3(?:-[a-z0-9-]+)?)(?: \(>= ([\d.]+)\))?")
 
 
 def wanted() -> dict[tuple[str, str], dict[str, str]]:
-    """Return what the wheel asks for, by package and field: Debian's name -> version."""
+    """Return what the wheel requires, by package and field, as Debian's names and versions."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     kubernetes, metrics = in_debian(extras["kubernetes"]), in_debian(extras["metrics"])
@@ -63,7 +63,7 @@ def test_wheel_and_debian_package_require_the_same_versions() -> None:
 
 @pytest.mark.parametrize("package", extensions.PACKAGES.values())
 def test_an_addon_package_replaces_files_of_older_gpuhook_packages(package: str) -> None:
-    """dpkg moves them then; gpuhook suggests all additions, and recommends none."""
+    """dpkg then moves the files. gpuhook suggests every add-on package, and recommends none."""
     control = (REPOSITORY / "packaging/debian" / package / "control").read_text()
     lines = control.splitlines()
     assert {"Breaks: gpuhook (<< @VERSION@)", "Replaces: gpuhook (<< @VERSION@)"} <= {*lines}

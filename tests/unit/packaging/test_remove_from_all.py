@@ -1,4 +1,4 @@
-"""The removal from all nodes before Helm uninstalls, in an API server of the tests."""
+"""Removal from all nodes before Helm uninstalls, with an API server of the tests."""
 
 import copy
 import importlib

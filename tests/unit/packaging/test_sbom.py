@@ -1,4 +1,4 @@
-"""The bill of materials of a release names what its files contain of others."""
+"""The bill of materials of a release, which lists the parts of other projects in its files."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ COMPILER = "Metadata-Version: 2.1\nName: ziglang\nVersion: 0.99\nLicense-Express
 
 @pytest.fixture(autouse=True)
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of a release has the compiler."""
+    """A release environment that contains the compiler."""
     (tmp_path / "environment/ziglang-0.99.dist-info").mkdir(parents=True)
     (tmp_path / "environment/ziglang-0.99.dist-info/METADATA").write_text(COMPILER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "environment"))
@@ -41,7 +41,7 @@ def call(script: str, *words: str | Path) -> str:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """An image with libraries, as scripts/build-image lays it out."""
+    """An image with libraries, in the layout of scripts/build-image."""
     node = tmp_path / "root/usr/lib/gpuhook-node"
     for name, text in LIBRARIES.items():
         folder = node / f"lib/gpuhook/{name}-1.dist-info"

@@ -1,4 +1,4 @@
-"""Files of packaging/ that name every vendor are what scripts/lib/vendor_files.py writes."""
+"""Files of packaging/ that list all vendors, as scripts/lib/vendor_files.py writes them."""
 
 import pytest
 import vendor_files

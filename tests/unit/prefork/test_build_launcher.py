@@ -29,7 +29,7 @@ int again(void) { return leak(3); }
 
 
 def test_every_vendors_variables_are_trigger_strings() -> None:
-    """So a new vendor needs no line of C."""
+    """A new vendor therefore needs no change to the C code."""
     [line] = [each for each in table().splitlines() if "DEFAULT_TRIGGERS" in each]
     triggers = line.partition('"')[2].split("\\n")
     assert triggers[-2:] == [launcher_cache.END_MARKER, '"']

@@ -1,4 +1,4 @@
-"""The launcher: what it does without Python is what Python would have done."""
+"""The launcher, which does without Python only what Python would have done."""
 
 import errno
 import json
@@ -30,9 +30,10 @@ from gpuhook.runtime_shim import find_runtime
 @settings(max_examples=400)
 @given(argv=command_lines)
 def test_the_launcher_agrees_with_python_on_any_command_line(probe: Probe, argv: list[str]) -> None:
-    """A create call is passed on with the bundle that Python reads, or not at all.
+    """The launcher passes on a create call with the bundle that Python reads, or not at all.
 
-    tests/integration/test_parsers.py asks real runtimes, also where Python finds it unclear.
+    tests/integration/test_parsers.py compares both with real runtimes, also where Python finds
+    a command line unclear.
     """
     verb, bundle, *_ = probe.arguments(argv)
     assert verb in ("pass", "create", "")
@@ -118,7 +119,7 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_launcher_and_python_parse_command_lines_alike(probe: Probe, case: Case) -> None:
-    """By the launcher, and by Python, to which the launcher leaves what has no verb here."""
+    """The launcher leaves command lines without a known verb to Python."""
     line, by_launcher, by_python = case
     verb, bundle, is_usual, _ = probe.arguments(line.split())
     assert (verb, bundle, is_usual) == by_launcher
@@ -157,7 +158,7 @@ def test_every_request_contains_a_trigger_string(config: Config, text: str) -> N
 
 
 def test_characters_escaped_by_engines_match_no_trigger_string() -> None:
-    """Characters that Go's encoder escapes by itself (< > &) must not cost a Python start."""
+    """Go's encoder escapes some characters by itself (< > &); they must not cost a Python start."""
     words = launcher_cache.words(Config())
     assert words is not None
     assert not any(word in "\\u0026\\u0026 \\u003c \\u003e \\u2028" for word in words)
@@ -199,7 +200,7 @@ def test_python_is_run_until_its_cache_is_saved(installed: Installed) -> None:
 def test_outside_a_virtual_environment_the_packages_folder_names_the_python(
     installed: Installed,
 ) -> None:
-    """pip puts both where the Python is, whichever version /usr/bin/python3 has."""
+    """pip installs both where its Python is, whatever version /usr/bin/python3 has."""
     venv = installed.bin.parent
     (venv / "pyvenv.cfg").unlink()
     (venv / "lib/python3.11").rename(venv / "lib/python3.99")
@@ -214,7 +215,7 @@ def test_outside_a_virtual_environment_the_packages_folder_names_the_python(
 
 
 def test_an_editable_install_runs_the_python_beside_it(installed: Installed) -> None:
-    """No folder there names the version: a Python that was built by hand has the package."""
+    """No folder names the version there, and a Python that was built by hand has the package."""
     venv = installed.bin.parent
     (venv / "pyvenv.cfg").unlink()
     (venv / "lib").rename(venv / "elsewhere")
@@ -231,7 +232,7 @@ def _write_over(config: Path) -> None:
 
 
 def _write_over_with_an_older_one(config: Path) -> None:
-    """As by cp -p: the file stays the one that it was, and gets a time of its past."""
+    """Overwrite the same file with an older modification time, as cp -p does."""
     config.write_text("# of another day\n")
     os.utime(config, (1, 1))
 
@@ -255,13 +256,13 @@ def test_a_changed_configuration_is_detected(
 
 
 def set_times(*places: Path) -> None:
-    """Have files and folders be of one time long ago, as Nix does it."""
+    """Set files and folders to one time long ago, as Nix does."""
     for place in places:
         os.utime(place, (10**9, 10**9))
 
 
 def test_a_configuration_of_equal_time_in_another_folder_is_detected(installed: Installed) -> None:
-    """As Nix does it: links lead to a file of the year 1970, and then to another one."""
+    """With Nix, links lead to a file of the year 1970, and later to another such file."""
     files = [installed.folder / name / "config.toml" for name in ("old", "new")]
     for file in files:
         file.parent.mkdir()
@@ -294,7 +295,7 @@ WORDLESS = {
 def test_trigger_strings_of_another_configuration_are_ignored(
     installed: Installed, name: str
 ) -> None:
-    """With links to files of the same time, only the files' content is newer."""
+    """The links lead to files of the same time, so only the content of the new file differs."""
     texts = {"old": "", "new": WORDLESS[name]}
     for folder, text in texts.items():
         file = installed.folder / folder / "config.toml"
@@ -317,7 +318,7 @@ def test_trigger_strings_of_another_configuration_are_ignored(
 def test_a_cache_that_cannot_be_written_stays_unchanged(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk may be full, or the process killed, before the file has its name."""
+    """The disk may be full, or the process may be killed, before the file has its name."""
     installed.configure()
     before = cache_of(installed).read_bytes()
 
@@ -334,7 +335,7 @@ def test_a_cache_that_cannot_be_written_stays_unchanged(
 
 
 def test_a_configuration_with_a_reset_time_is_never_cached(installed: Installed) -> None:
-    """One written over it (cp -p) would have that time, too, and be that file."""
+    """A file that is written over it (cp -p) could have the same time and identity."""
     installed.config.touch()
     for place in (installed.config, installed.config.parent):
         os.utime(place, (1, 1))
@@ -390,9 +391,9 @@ def cache_of(installed: Installed) -> Path:
     instead="return trigger_count > 0;",
 )
 def test_a_truncated_cache_is_left_to_python(installed: Installed) -> None:
-    """Neither waited for, nor taken for what the configuration says.
+    """The launcher neither waits for such a cache nor takes it for the configuration.
 
-    Cut is it at the end of each line, and a byte before and behind that.
+    The cache is cut at the end of each line, and one byte before and after that.
     """
     installed.configure()
     file = cache_of(installed)
@@ -484,7 +485,7 @@ ENGINES = [("/crun", "crun"), ("crun", "runc"), ("", "runc"), ("/none", "runc")]
 def test_the_engines_runtime_is_preferred_unless_configured(
     installed: Installed, names: list[str] | None, engines: str, used: str
 ) -> None:
-    """The environment names it by an absolute path; Python finds the same one."""
+    """The environment names it by an absolute path, and Python finds the same runtime."""
     installed.runtime("crun")
     text = "" if names is None else f"[nvidia-container-runtime]\nruntimes = {json.dumps(names)}"
     installed.configure(text)
@@ -515,7 +516,7 @@ def test_the_creating_runtime_is_preferred_over_the_engines(
 
 @pytest.fixture
 def unconfigured(installed: Installed, builds: Builds) -> Installed:
-    """A launcher that finds no config.toml, nothing that Python has saved, and runtimes in PATH."""
+    """A launcher without config.toml and without a cache from Python, with runtimes in PATH."""
     installed.install(builds.bare)
     return installed
 

@@ -1,7 +1,7 @@
-"""The launcher, with sanitizers, reads made-up command lines and files as Python says it should.
+"""The launcher with sanitizers, compared with Python on made-up command lines and files.
 
-For a few seconds, or a minute in continuous integration; GPUHOOK_FUZZ_SECONDS says how long, and
-GPUHOOK_FUZZ_SEED where it starts.
+Each run takes a few seconds, or a minute in continuous integration. GPUHOOK_FUZZ_SECONDS sets
+the time, and GPUHOOK_FUZZ_SEED the first seed.
 """
 
 import itertools
@@ -62,7 +62,7 @@ def test_any_command_line_is_parsed_as_python_does(probe: Probe) -> None:
 
 
 def _pieces(words: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Return texts with words, parts of words, and whatever is between them."""
+    """Return texts with words, parts of words, and other bytes between them."""
     parts = st.sampled_from(words).flatmap(
         lambda word: st.integers(0, len(word)).map(lambda length: word[:length])
     )
@@ -79,7 +79,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_trigger_strings_in_any_config_json_are_found(
     probe: Probe, files: tuple[Path, Path]
 ) -> None:
-    """However it falls into the parts in which it is read."""
+    """The launcher reads the file in pieces, and a string may lie across two of them."""
     saved, config = files
     saved.write_bytes(b"".join(word + b"\n" for word in (*TRIGGERS, END)))
 
@@ -94,7 +94,7 @@ def test_trigger_strings_in_any_config_json_are_found(
 def test_any_saved_trigger_strings_are_used_only_if_complete(
     probe: Probe, files: tuple[Path, Path]
 ) -> None:
-    """Whatever they are: a file is used if it is whole, and then all of them are found."""
+    """Any file is used only if it is complete, and then all its strings are found."""
     saved, config = files
     lines = st.one_of(
         st.sampled_from([*TRIGGERS, b"", b"{", END, END[:3], b"y" * CHUNK]),

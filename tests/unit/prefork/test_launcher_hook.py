@@ -1,4 +1,4 @@
-"""The launcher as a hook: it leaves the work to its helper, or does it where there is none."""
+"""The launcher as a hook: it leaves the work to the hook worker, or has Python do it."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from gpuhook import __version__, prestart_hook
 
 
 class FakeHelper:
-    """A process with the helper's pipes that does what a test says, in a bundle's name."""
+    """A process with a worker's pipes that does what a test says, for the bundle that it names."""
 
     def __init__(self, folder: Path, act: str) -> None:
         self.bundle = folder / "bundle"
@@ -37,7 +37,7 @@ class FakeHelper:
 
 
 def ask(installed: Installed, act: str, *, bundle: str = "") -> tuple[int, str, str]:
-    """Run the hook with a helper that acts so; return its status, stderr and what Python got."""
+    """Run the hook with such a worker; return its status, its stderr and the input of Python."""
     python = f'#!/bin/sh\nshift 5\n(echo "$@"; cat) >{installed.log}\n'
     installed.program(installed.bin / "python3", python)
     helper = FakeHelper(installed.folder, act)
@@ -55,7 +55,7 @@ def ask(installed: Installed, act: str, *, bundle: str = "") -> tuple[int, str, 
 
 
 def plain_hook(installed: Installed, bundle: str = "bundle") -> str:
-    """Return what Python gets: the words for the helper leave the bundle's name."""
+    """Return the input of Python: of the words for a worker, only the bundle's name is left."""
     words = f"--bundle {installed.folder}/{bundle} --config /c prestart"
     return f'hook {installed.bin}/gpuhook-prestart {words}\n{{"state":1}}'
 
@@ -82,7 +82,7 @@ def test_the_hook_has_python_report_a_killed_hook_worker(installed: Installed) -
 
 @pytest.mark.parametrize("word", ["-version", "--version", "-v"])
 def test_the_hook_prints_its_version_without_reading_a_state(word: str) -> None:
-    """As NVIDIA's hook does, without a state on standard input."""
+    """NVIDIA's hook does so, too, without a state on standard input."""
     code = f"from gpuhook import prestart_hook; prestart_hook.main([{word!r}])"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

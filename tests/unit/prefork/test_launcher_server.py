@@ -56,21 +56,21 @@ print(question.decode(), flush=True)
 
 
 class Sham:
-    """A process with a server's descriptors, which has done what it does when it says so."""
+    """A process with a server's descriptors, which reports when it has done its part."""
 
     def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
         self.process = process
         self.folder = folder
 
     def said(self) -> str:
-        """Wait for its end, and return the question that it got; empty if it got none."""
+        """Wait until the server exits; return the question that it got, or an empty text."""
         assert self.process.stdout is not None
         with in_time(60):
             return self.process.stdout.readline().rstrip("\n")
 
     @property
     def claims(self) -> list[str]:
-        """The slots that were claimed of it."""
+        """Return the slots of the server that were claimed."""
         return [name for name in os.listdir(self.folder) if name.startswith(".")]
 
 
@@ -93,7 +93,7 @@ def server(installed: Installed, act: str, launcher: Path | None = None) -> Iter
 
 @pytest.fixture
 def ready(installed: Installed) -> Installed:
-    """An installation whose bundle asks for devices, with a runtime that tells its umask."""
+    """An installation with a bundle that requests devices, and a runtime that records its umask."""
     installed.program(
         installed.path / "runc",
         f'#!/bin/sh\necho runc "$@" >{installed.log}\numask >{installed.folder}/umask\n',
@@ -105,7 +105,7 @@ def ready(installed: Installed) -> Installed:
 
 
 def create(installed: Installed) -> str:
-    """Call the launcher as engines do; return who had to go on."""
+    """Call the launcher as engines do; return the program that it starts next."""
     words = ("create", "--bundle", str(installed.bundle), "ID")
     with in_time(60):
         return installed.run(*words).split()[0]
@@ -180,7 +180,7 @@ def test_an_invalid_answer_of_the_server_is_left_to_python(ready: Installed, act
 
 @pytest.mark.parametrize("before", ["", "answer(b'taken\\n'); "], ids=["not taken", "taken"])
 def test_a_late_server_changes_nothing(ready: Installed, before: str) -> None:
-    """The launcher has given up by then, and Python has started."""
+    """By then, the launcher has given up on the server and started Python."""
     begun = time.monotonic()
     late = f"{before}time.sleep({PATIENCE + 3}); whole({EDITED!r})"
     with server(ready, late) as sham:
@@ -191,7 +191,7 @@ def test_a_late_server_changes_nothing(ready: Installed, before: str) -> None:
 
 
 def test_a_killed_launcher_leaves_the_bundle_unchanged(ready: Installed) -> None:
-    """Between question and answer, or in its midst; the next start tidies up."""
+    """It is killed before the answer or in the middle of it; the next start removes the rest."""
     words = [str(ready.bin / "gpu-py"), "create", "--bundle", str(ready.bundle), "ID"]
     env = {"PATH": f"{ready.path}:/usr/bin:/bin", "GPUHOOK_CONFIG": str(ready.config)}
     kill = f"os.kill(int(pid), {signal.SIGKILL.value}); time.sleep(0.1)"
@@ -232,7 +232,7 @@ def test_stopped_server_is_not_asked(ready: Installed) -> None:
 
 
 def test_the_next_server_is_used_if_one_fails(ready: Installed) -> None:
-    """Whichever comes first in the folder."""
+    """The servers may have any order in the folder."""
     with server(ready, "answer(b'no\\n')"), server(ready, f"whole({EDITED!r})"):
         assert create(ready) == "runc"
     assert config(ready) == EDITED
@@ -286,7 +286,7 @@ def test_a_start_is_left_to_python_if_all_slots_are_claimed(ready: Installed) ->
 
 
 def test_the_runtime_inherits_the_callers_signals_and_descriptors(ready: Installed) -> None:
-    """As they were: also SIGPIPE, which the launcher ignores for a moment."""
+    """This includes SIGPIPE, which the launcher ignores for a moment."""
     seen = ready.folder / "seen"
     ready.program(
         ready.path / "runc",

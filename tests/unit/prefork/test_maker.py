@@ -1,4 +1,4 @@
-"""A container stays with the low-level runtime that made it, whatever is configured meanwhile."""
+"""The low-level runtime of a container, which stays the same whatever is configured later."""
 
 import json
 from pathlib import Path
@@ -102,7 +102,7 @@ MAKERS = {
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory, probe: Probe) -> Path:
-    """A folder of containers, in which a user has the folder for them."""
+    """A folder of containers, with a user's own folder for containers in it."""
     folder = tmp_path_factory.mktemp("maker")
     for place in PLACES:
         path, _, name = place.partition(":")

@@ -1,4 +1,4 @@
-"""The prefork server: workers that it kills, modules that it loads, its files."""
+"""The prefork server: workers that it kills, modules that it loads, and its files."""
 
 import ast
 import os
@@ -21,7 +21,7 @@ from gpuhook.vendors.registry import BUILT_IN
 
 
 class Late:
-    """A worker whose deadline has passed; with ``word`` it has reported that, and keeps running."""
+    """A worker whose deadline has passed; it has reported ``word``, if any, and keeps running."""
 
     def __init__(self, server: Server, word: bytes) -> None:
         reader, writer = os.pipe()
@@ -68,7 +68,7 @@ def test_late_worker_is_killed(server: Server) -> None:
 
 
 def test_worker_that_has_answered_is_not_killed(server: Server) -> None:
-    """Its report is still unread: on a busy machine, other work came first."""
+    """Its report is still unread, because other work came first on a busy host."""
     late = Late(server, ANSWERED)
     try:
         server._kill_late()
@@ -81,7 +81,7 @@ def test_worker_that_has_answered_is_not_killed(server: Server) -> None:
 
 
 def test_a_worker_that_has_taken_its_request_gets_more_time(server: Server) -> None:
-    """A hundred others run at the same time."""
+    """A worker is slow while a hundred others run at the same time."""
     late = Late(server, TAKEN)
     try:
         server._kill_late()
@@ -102,7 +102,7 @@ def test_a_worker_that_has_taken_its_request_gets_more_time(server: Server) -> N
 def test_names_of_ended_servers_are_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no others', whatever their numbers are here: they may be of another pid namespace."""
+    """A name stays while its server runs, even if its number belongs to another pid namespace."""
     for name in ("1", "2", ".1.7", ".2.7", ".lock-1"):
         (tmp_path / name).touch()
     folder = StateDirectory.opened(str(tmp_path))
@@ -189,7 +189,7 @@ MPS = {"gpuhook.vendors.nvidia.mps", "gpuhook.vendors.nvidia.mps_mounts"}
 
 
 def test_a_worker_imports_no_module_late() -> None:
-    """After entering a container's mount namespace, it would even come from the image."""
+    """After entering a container's mount namespace, it could load a module from the image."""
     words = [sys.executable, "-I", "-S", "-c", LOADS]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
@@ -236,7 +236,7 @@ def test_a_worker_imports_no_module_late_for_mps() -> None:
 def test_a_changed_clock_makes_a_file_count_as_old(
     days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of times to come is from before the clock was set back: not new, and old."""
+    """A file with a future time was made before the clock was set back, so it counts as old."""
     path = tmp_path / "file"
     path.touch()
     folder = StateDirectory.opened(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The compiler that tests find first remembers what was built, and only that."""
+"""The compiler that tests find first, which caches what was built and nothing else."""
 
 import os
 import re
@@ -20,7 +20,7 @@ LIBRARY_DIR = "/usr/lib/x86_64-linux-gnu"
 
 
 class Compiler:
-    """The compiler with another one behind it, which counts its calls."""
+    """The caching compiler, with another one behind it whose calls are counted."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = os.environ["PATH"].removeprefix(f"{GCC.parent}:")
@@ -49,7 +49,7 @@ class Compiler:
         return (self.folder / "out").read_bytes()
 
     def called(self) -> int:
-        """Return how often the one behind was called since the last time."""
+        """Return how often the compiler behind it was called since the last time."""
         count = len(self.calls.read_text())
         self.calls.write_text("")
         return count
@@ -172,7 +172,7 @@ def test_concurrent_builds_yield_the_same_file(gcc: Compiler) -> None:
 
 
 def test_driver_sources_include_only_files_of_their_own_folder() -> None:
-    """Else a change of it would go unnoticed."""
+    """Otherwise a change to another file would go unnoticed."""
     sources = Path(compiler.SOURCES)
     assert {path.parent for path in sources.rglob("*") if path.is_file()} == {sources}
     included = "".join(path.read_text() for path in sources.iterdir())

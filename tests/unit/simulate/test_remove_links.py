@@ -1,4 +1,4 @@
-"""simulate --remove leaves no link to a simulated node."""
+"""simulate --remove, which leaves no link to a simulated node."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Shared parts of simulators: major numbers of no driver here, and a library without code."""
+"""Shared parts of simulators: major numbers that no driver uses, and a library without code."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The command line without some of the packages that add commands, and the table of these."""
+"""The command line without some extension packages, and the table of their commands."""
 
 import subprocess
 import sys
@@ -125,7 +125,7 @@ def test_each_package_has_the_files_of_its_commands() -> None:
 
 
 def test_core_modules_import_without_the_extension_packages() -> None:
-    """But programs, which start when they are imported."""
+    """The test leaves out programs, because they start when they are imported."""
     sources = REPOSITORY / "src"
     names = [
         ".".join(path.relative_to(sources).with_suffix("").parts).removesuffix(".__init__")

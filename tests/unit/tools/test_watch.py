@@ -1,4 +1,4 @@
-"""Messages of a watch: each failing driver once, and no absent one."""
+"""Messages of a watch: each failing driver is reported once, an absent one isn't."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ EVERY = pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registr
 
 
 class Machine:
-    """A machine without any driver, and what its watch has said."""
+    """A machine without any driver, and the messages of its watch."""
 
     def __init__(self, folder: Path) -> None:
         root = folder / "driver"
@@ -40,12 +40,12 @@ class Machine:
         self.declare("")
 
     def declare(self, table: str) -> None:
-        """Watch it with a configuration that has this table as well."""
+        """Watch the machine with a configuration that also has this table."""
         self.config = loads(self._text + table)
         self._watch = HostWatcher(self.config, "gpu-py", self._said.append, lambda: True)
 
     def look(self) -> list[str]:
-        """Look at the machine; return what was said now."""
+        """Refresh the watch; return its new messages."""
         self._said.clear()
         self._watch.refresh()
         return [*self._said]
@@ -59,7 +59,7 @@ def machine(tmp_path: Path) -> Machine:
 def answer(
     monkeypatch: pytest.MonkeyPatch, names: ModuleType, inventory: Inventory | None = None
 ) -> None:
-    """Have a vendor's driver work, or fail."""
+    """Make a vendor's driver return this inventory, or fail without one."""
 
     def discover(_vendor: contract.Vendor, _config: Config) -> Inventory:
         if inventory is None:
@@ -92,7 +92,7 @@ class Always:
     instead="came, end = True, now + _SETTLE",
 )
 def test_endless_events_do_not_delay_the_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that is loaded again and again doesn't prevent a query."""
+    """A driver that is loaded again and again causes endless events."""
     events = watch.DeviceEvents.__new__(watch.DeviceEvents)
     events._concerns, events._events = (lambda _: True), Always()  # type: ignore[assignment]
     monkeypatch.setattr(watch, "_LONGEST", 0.02)
@@ -104,7 +104,7 @@ def test_endless_events_do_not_delay_the_device_check(monkeypatch: pytest.Monkey
 
 
 def test_watch_does_not_load_pyroute2() -> None:
-    """pyroute2 would take more of it than all the rest."""
+    """pyroute2 would need more memory than all the rest of the program."""
     code = "import sys, gpuhook.tools.cli.watch; print(*sys.modules)"
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
@@ -150,7 +150,7 @@ def test_a_removed_driver_is_reported_once(
 
 
 def test_a_device_that_reappears_unchanged_is_reported(tmp_path: Path) -> None:
-    """The inventory saved while it was present first is fresh again."""
+    """The inventory saved when the device was first present is valid again."""
     bus = tmp_path / "driver/sys/bus/pci/devices"
     machine = Machine(tmp_path)
     table = '[[gpuhook.vendors]]\nname = "maker"\nkind = "maker.example/card"\n'
@@ -193,7 +193,7 @@ def descriptors() -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the prefork servers, of a configuration that has one."""
+    """The folder of the prefork servers, in place of the configured one."""
     monkeypatch.setattr(instance, "open_folder", lambda _: StateDirectory.opened(str(tmp_path)))
     return tmp_path
 
@@ -201,7 +201,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_prefork_server_that_cannot_start_is_reported_once_and_retried(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That ends no watch: it is said once, and tried again, and holds nothing meanwhile."""
+    """The watch continues, and keeps no descriptors open until the next attempt."""
     said: list[str] = []
     watch = HostWatcher(loads(""), "/bin/true", said.append, lambda: True)
     before = descriptors()
@@ -232,7 +232,7 @@ def test_a_refused_second_prefork_server_leaves_no_descriptors(folder: Path) -> 
 def test_only_listener_failures_are_reported_as_event_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But if no listener can be started, that is reported."""
+    """Errors of the watch itself are raised unchanged."""
 
     def fail(*_: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "full")

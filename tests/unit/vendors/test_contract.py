@@ -30,7 +30,7 @@ VENDORS = [*SAMPLES]
 
 
 def ask(vendor: str, words: str) -> str:
-    """Return a variable that asks for devices of a vendor."""
+    """Return a variable that requests devices of a vendor."""
     return f"{next(iter(registry.BUILT_IN[vendor].VARIABLES))}={words}"
 
 
@@ -65,7 +65,7 @@ def test_an_empty_driver_root_has_no_driver(names: ModuleType, folder: str, tmp_
 def test_a_hanging_driver_file_is_an_error_after_the_timeout(
     vendor: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Neither a start nor a command waits for it without end."""
+    """Neither a container's start nor a command may wait for such a file forever."""
     Machine(vendor, tmp_path)
     loaded = contract.load(registry.BUILT_IN[vendor])
     monkeypatch.setattr(loaded, "_discover", lambda _: time.sleep(20))
@@ -198,7 +198,10 @@ def test_a_device_with_a_missing_node_is_refused(vendor: str, tmp_path: Path) ->
 def test_a_cdi_spec_names_each_device_and_disables_the_variable(
     found: dict[str, Inventory], vendor: str
 ) -> None:
-    """A container with one requests nothing by the variable; split devices are listed by part."""
+    """A container with a CDI device requests nothing by the variable.
+
+    The CDI spec lists split devices by part.
+    """
     loaded = contract.load(registry.BUILT_IN[vendor])
     source = SpecSource(loaded, found[vendor], loads(""), "/hook")
     document = generate(source, ("index",)).document
@@ -236,7 +239,7 @@ def two_of(vendor: str, root: Path) -> Inventory:
 
 @pytest.mark.parametrize("vendor", registry.BUILT_IN)
 def test_a_node_given_with_only_one_device_belongs_to_it(vendor: str, tmp_path: Path) -> None:
-    """Exclusive devices and limits depend on it, whatever gives a container such a node."""
+    """Exclusive devices and limits depend on this, however a container gets such a node."""
     found = two_of(vendor, tmp_path)
     capabilities = ("NVIDIA_DRIVER_CAPABILITIES=all",) if vendor == "nvidia" else ()
     given = {

@@ -1,4 +1,4 @@
-"""The doctor's findings on drivers with common checks, on simulated machines."""
+"""The doctor's findings on drivers, from the checks common to vendors, on simulated machines."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ Found = list[tuple[str, str]]
 
 
 class Examine:
-    """The doctor on a machine; of what was simulated there the nodes are on paper."""
+    """The doctor on a simulated machine, whose device nodes are recorded but not created."""
 
     def __init__(self, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tree = tree
@@ -160,7 +160,7 @@ def test_devices_below_the_driver_root_are_examined(
 
 
 def test_a_missing_connected_neuron_device_is_reported(examine: Examine) -> None:
-    """The last one is in no gap: its neighbour's connections name it."""
+    """The missing device is the last, so no gap shows it; its neighbour's connections do."""
     made = Machine("neuron", examine.tree.root, 3)
     made.write("/sys/class/neuron_device/neuron2/connected_devices", "1, 3\n")
     assert examine("neuron", made)[1][1].startswith("There is no Neuron device 3")

@@ -1,4 +1,4 @@
-"""Every vendor's modules for commands keep their contracts: mypy compares them here."""
+"""Contracts of every vendor's modules for commands, which mypy checks here."""
 
 from pathlib import Path
 from types import ModuleType
@@ -68,7 +68,7 @@ def test_plugin_options_match_the_settings_fields(plugin: PluginModule) -> None:
 
 @pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registry.BUILT_IN)
 def test_every_vendor_but_nvidia_has_a_simulator(names: ModuleType) -> None:
-    """NVIDIA's is a package with commands of its own."""
+    """NVIDIA's simulator is a package with commands of its own."""
     found = getattr(simulator(names), "simulate", None)
     assert (found is None) == (names.NAME == "nvidia")
     if found is not None:
@@ -85,7 +85,7 @@ OBLIGATORY = (
 
 @pytest.mark.parametrize("names", registry.BUILT_IN.values(), ids=registry.BUILT_IN)
 def test_vendor_constants_have_the_expected_types(names: ModuleType) -> None:
-    """Nine are obligatory; ``registry.complete`` has defaults for the others."""
+    """Nine constants are required; ``registry.complete`` has defaults for the others."""
     plain = ModuleType("plain")
     for word in OBLIGATORY:
         setattr(plain, word, getattr(names, word))

@@ -1,4 +1,4 @@
-"""Paths that no container is given, whichever vendor's list names them, and however."""
+"""Paths that no container gets, whichever vendor's list names them, and in any form."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ Found = tuple[list[str], list[str]]  # paths that are given, and why others aren
 
 
 def of_ascend(root: Path, *paths: str) -> Found:
-    """Return what a list of Ascend's gives."""
+    """Return the paths and the refusals of an Ascend list."""
     folder = root / LISTS.lstrip("/")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "base.list").write_text("".join(f"{path}\n" for path in paths))
@@ -37,7 +37,7 @@ def of_ascend(root: Path, *paths: str) -> Found:
 
 
 def of_tegra(root: Path, *paths: str) -> Found:
-    """Return what a list of Tegra's gives that has every path as each type."""
+    """Return the paths and the refusals of a Tegra list that has every path as each type."""
     lines = [
         tegra.ListEntry("l4t.csv", 1, f"{kind}, {path}") for path in paths for kind in tegra.TYPES
     ]
@@ -49,7 +49,10 @@ def of_tegra(root: Path, *paths: str) -> Found:
 
 
 def of_table(root: Path, *paths: str) -> Found:
-    """Return what a vendor's table gives that has every path as file and as folder."""
+    """Return the paths and the refusals of a vendor's table.
+
+    The table has every path as a file and as a folder.
+    """
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/maker").write_text("")
     table = DeclaredTable(
@@ -85,7 +88,7 @@ def listening(path: Path) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A host with engines, their sockets, and a folder of the driver's."""
+    """A host with engines, their sockets, and a folder of a driver."""
     for path in ("docker.sock", "containerd/containerd.sock", "maker/deep/er/socket"):
         listening(tmp_path / "run" / path)
     (tmp_path / "var").mkdir()
@@ -138,7 +141,7 @@ def test_paths_in_world_writable_folders_are_refused(root: Path, lister: Lister)
 
 @LISTERS
 def test_a_socket_created_later_is_found_before_the_mount(root: Path, lister: Lister) -> None:
-    """In daemons' folders, each check before a mount finds it."""
+    """The check before each mount searches daemons' folders again."""
     folder = root / "run/other/deep"
     folder.mkdir(parents=True)
     found, _ = lister(root, "/run/other")

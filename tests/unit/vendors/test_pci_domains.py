@@ -1,4 +1,4 @@
-"""PCI domains above 16 bits, of which the kernel writes as many digits as there are."""
+"""PCI domains above 16 bits, which the kernel writes with as many digits as necessary."""
 
 from pathlib import Path
 

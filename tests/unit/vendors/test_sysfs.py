@@ -85,7 +85,7 @@ def test_wrong_node_numbers_are_reported() -> None:
 
 
 def every(device: str) -> bool:
-    """Have the files of each device read."""
+    """Return true for each device, so that its files are read."""
     return bool(device)
 
 
@@ -123,7 +123,7 @@ def test_sensor_values_that_are_not_numbers_are_omitted(tmp_path: Path, text: st
 
 
 def test_a_sensor_file_linked_out_of_the_root_is_ignored(tmp_path: Path) -> None:
-    """A link below a driver root stays below it."""
+    """A link below a driver root is resolved below that root."""
     found = machine("intel_gpu", tmp_path / "intel", 1)
     [device] = found.devices
     (tmp_path / "secret").write_text("1000\n")
@@ -134,7 +134,7 @@ def test_a_sensor_file_linked_out_of_the_root_is_ignored(tmp_path: Path) -> None
 
 
 def test_sensors_of_excluded_devices_are_not_read(tmp_path: Path) -> None:
-    """Its files are not so much as opened: the driver may hang in them."""
+    """gpuhook doesn't even open their files, because the driver may hang in them."""
     found = machine("amd", tmp_path / "amd", 3)
     asked: list[str] = []
 

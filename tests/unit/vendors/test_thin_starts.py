@@ -1,4 +1,4 @@
-"""Imports of a start with a vendor's devices, with a saved inventory."""
+"""Modules imported by a start with a vendor's devices and a saved inventory."""
 
 from pathlib import Path
 

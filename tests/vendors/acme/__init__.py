@@ -1,1 +1,1 @@
-"""ACME's NPUs, which don't exist: the second vendor of the tests, as short as one can be."""
+"""ACME's NPUs, which don't exist: the second vendor of the tests, as short as possible."""

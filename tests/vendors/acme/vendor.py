@@ -1,4 +1,4 @@
-"""ACME by the contract: NPUs on boards, whole ones and parts of split ones."""
+"""The vendor ACME: NPUs on boards, whole ones and parts of split ones."""
 
 from gpuhook.base.errors import RequestError
 from gpuhook.base.oci.process import EnvironmentSetting
@@ -19,7 +19,7 @@ PLUGINS = "/opt/acme/plugins"
 
 
 class Acme(Vendor):
-    """NPUs, by what the kernel says of them."""
+    """ACME's NPUs, as the kernel reports them."""
 
     names = names
 

@@ -1,4 +1,4 @@
-"""ACME's second NPU is split in two."""
+"""The sample of ACME, whose second NPU is split in two."""
 
 from sample import Claim, Order, Sample, changed, created, numbers
 

@@ -1,7 +1,8 @@
-"""A driver root with ACME's NPUs that don't exist: what discover looks at, and no more.
+"""A driver root with ACME's fictional NPUs, which has only the files that discover reads.
 
-Settings: ``boards`` says how many boards the NPUs are spread over, ``split`` and ``reset``
-which NPUs (0,2) are split in two and which are being reset, ``group`` whose nodes they are.
+Settings: ``boards`` is the number of boards that the NPUs are spread over. ``split`` and
+``reset`` list the NPUs (0,2) that are split in two or are being reset. ``group`` is the group
+that owns the nodes.
 """
 
 from gpuhook.vendors.acme.discover import CONTROL, VERSION
@@ -14,7 +15,7 @@ SETTINGS = {"boards": "1", "split": "", "reset": "", "group": "1234"}
 
 
 def simulate(tree: Tree, count: int, settings: dict[str, str]) -> list[str]:
-    """Fill the tree; return the lines that say what was made."""
+    """Fill the tree; return lines that describe the result."""
     settings = checked(settings, SETTINGS, "ACME's simulator")
     split, reset = (settings[name].split(",") for name in ("split", "reset"))
     known = machines_devices()

@@ -1,16 +1,16 @@
-"""Tell which spec files a low-level runtime reads for command lines: its own parser's verdict.
+"""The spec files that a low-level runtime's own parser reads for command lines.
 
 usage: unshare --mount python3 parser.py ROOT RUNTIME
 
-The first line of the answer has what the runtime says of itself: {"version": text, "help":
-{verb: text}}. Then each line of standard input is a command line as a JSON list of words,
-and is answered with {"specs": [path, ...], "logs": [path, ...], "status": number}: the *.json
-files that were opened and not written to, the log files that were written to, and the exit
-status.
+The first line of the output has what the runtime prints about itself: {"version": text,
+"help": {verb: text}}. Then each line of standard input is a command line as a JSON list of
+words. The answer to it is {"specs": [path, ...], "logs": [path, ...], "status": number}.
+"specs" are the *.json files that were opened and not written to. "logs" are the log files that
+were written to, and "status" is the exit status.
 
-The runtime runs in ROOT, with an empty /run, in a folder of its own. There every word that
-a command line has, and every end of one, is a folder with specs that no runtime can parse:
-so it reads the one it means, says that it is broken, and starts nothing.
+The runtime runs in ROOT, with an empty /run, in its own folder. Each word of a command line,
+and each end of a word, is a folder there with specs that no runtime can parse. So the runtime
+reads the spec that the command line means, reports that it is broken, and starts nothing.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int) -> int:
-    """Return what a C function returned; OSError if that is -1."""
+    """Return the result of a C function; raise OSError if it is -1."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
@@ -52,7 +52,7 @@ def mount(kind: str, place: str) -> None:
 
 
 def enter(root: str) -> None:
-    """Make ``root`` our root, what runtimes use in it private, and WORK our folder."""
+    """Make ``root`` our root, with private mounts for runtimes, and WORK our working folder."""
     check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
     mount("tmpfs", root + "/run")
     if root != "/":
@@ -96,7 +96,7 @@ def make_bundle(folder: str) -> None:
 
 
 def make_bundles(words: list[str]) -> None:
-    """Make a bundle of all that a parser could take for one."""
+    """Make a bundle at each path that a parser could take for one."""
     for end in {word[start:] for word in words for start in range(len(word))}:
         folder = os.path.join(WORK, end)
         ours = folder.startswith(WORK + "/") and not end.endswith((*SPECS, *LOGS))
@@ -124,7 +124,7 @@ def said(runtime: str, words: list[str]) -> str:
 
 
 def take_logs() -> list[str]:
-    """Return which logs were written to, and remove them."""
+    """Return the logs that were written to, and remove all logs."""
     sizes = {name: os.path.getsize(name) for name in LOGS if os.path.isfile(name)}
     for name in sizes:
         os.unlink(name)
@@ -137,7 +137,7 @@ def answer(what: object) -> None:
 
 
 def main() -> None:
-    """Answer line by line."""
+    """Answer each line of standard input."""
     root, runtime = sys.argv[1:]
     enter(root)
     helped = {verb: said(runtime, [verb, "--help"]) for verb in ("create", "run")}

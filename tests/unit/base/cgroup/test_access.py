@@ -1,4 +1,4 @@
-"""cgroup: OCI device rules, and the way from a process to the folder of its cgroup."""
+"""cgroup: OCI device rules, and the search for the cgroup folder of a process."""
 
 import errno
 import os
@@ -69,7 +69,7 @@ def test_a_rule_allows_only_the_access_it_names() -> None:
 
 
 def test_rules_for_many_devices_decide_as_for_each_alone() -> None:
-    """As the kernel does, rule by rule; whatever their order."""
+    """The kernel applies one rule after another; the result must not depend on their order."""
     chance = random.Random(7)  # noqa: S311 - so that it is the same every time
     numbers = [None, -1, 1, 2]
     pairs = [(1, 1), (1, 2), (2, 1), (2, 2)]
@@ -150,7 +150,7 @@ V2 = ("/", "cg", "cgroup2", "")
 
 
 def allow(proc: Proc, devices: list[tuple[int, int]], written: dict[int, str] | None = None) -> str:
-    """Allow process 7 the devices."""
+    """Allow process 7 the given devices."""
     process = os.open(proc.path / "7", os.O_PATH)
     try:
         return access.allow(process, devices, proc=str(proc.path), written=written)
@@ -257,7 +257,7 @@ def test_only_missing_v1_rules_are_written(proc: Proc) -> None:
 
 
 def test_missing_rules_of_v1_parent_cgroups_are_found(proc: Proc) -> None:
-    """Each has its own list. Other cgroups belong to nested containers."""
+    """Each cgroup has its own list. Other cgroups below belong to nested containers."""
     names = ("abc", "abc/init", "abc/init/scope", "abc/nested")
     folders = {name: proc.cgroup(f"devices/{name}", "devices.allow") for name in names}
     for name, folder in folders.items():
@@ -281,7 +281,7 @@ def test_missing_rules_of_v1_parent_cgroups_are_found(proc: Proc) -> None:
 
 
 class TestRefused:
-    """The meaning of the kernel's EPERM depends on the user namespace."""
+    """EPERM from the kernel, whose meaning depends on the user namespace."""
 
     @pytest.fixture
     def refused(self, proc: Proc, monkeypatch: pytest.MonkeyPatch) -> Proc:
@@ -313,7 +313,7 @@ class TestRefused:
 
 @pytest.fixture
 def extended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders whose cgroups were given devices."""
+    """The cgroup folders whose device programs were extended."""
     found: list[str] = []
 
     def extend(folder: str, devices: object) -> int:
@@ -341,7 +341,7 @@ def test_crun_systemd_scope_and_inner_cgroup_are_both_extended(
 
 
 def test_other_line_ends_in_a_cgroup_name_do_not_split_it(proc: Proc) -> None:
-    """A cgroup may be called by any bytes but a newline: a line in its name is none."""
+    """A cgroup's name may have any byte except a newline, so no other character ends a line."""
     victim = proc.cgroup("cg/victim", "cgroup.procs")
     proc.mounts(V2)
     for end in ("\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"):
@@ -356,7 +356,7 @@ def test_other_line_ends_in_a_cgroup_name_do_not_split_it(proc: Proc) -> None:
     "written-cgroup", "a container is repaired only in the cgroup that its record names"
 )
 def test_devices_are_allowed_only_in_the_recorded_cgroup(proc: Proc, extended: list[str]) -> None:
-    """Not where the process has gone since: below, or elsewhere."""
+    """A process may have moved since then to a cgroup below, or to an unrelated one."""
     given = proc.cgroup("cg/docker/abc", "cgroup.procs")
     for name in ("docker/abc/init", "docker/abcd", "docker/victim"):
         proc.cgroup(f"cg/{name}", "cgroup.procs")
@@ -376,7 +376,7 @@ def test_devices_are_allowed_only_in_the_recorded_cgroup(proc: Proc, extended: l
 
 
 def test_only_unambiguous_cgroup_paths_are_recorded() -> None:
-    """Nothing that has another name elsewhere."""
+    """A path that has another name in a different namespace isn't recorded."""
     assert access.places(b"5:devices:/a\n3:cpu:/b\n0::/c\n") == {1: "/a", 2: "/c"}
     assert access.places(b"5:devices:/\n0::/../c\n") == {}
 
@@ -387,7 +387,7 @@ def test_only_unambiguous_cgroup_paths_are_recorded() -> None:
     instead="pass",
 )
 def test_outermost_cgroups_are_the_roots_and_the_cgroup_of_pid_1(proc: Proc) -> None:
-    """To the root, or to the first process where a root below another one lets none in."""
+    """The cgroup of pid 1 counts where a root below another cgroup accepts no process."""
     (proc.path / "1").mkdir()
     proc.memberships("1", "0::/init.scope\n")
     proc.mounts(("/", "v1", "cgroup", "devices"), V2, ("/below", "part", "cgroup2", ""))

@@ -14,7 +14,7 @@ ZERO = DeviceNode("/dev/zero", 1, 5)
 
 @pytest.fixture
 def dev(tmp_path: Path) -> Path:
-    """A /dev whose null and zero are files, since only root may make nodes."""
+    """A /dev whose null and zero are ordinary files, because only root may create nodes."""
     (tmp_path / "char").mkdir()
     (tmp_path / "null").touch()
     (tmp_path / "zero").touch()
@@ -63,7 +63,7 @@ def test_simulated_nodes_get_no_dev_char_link(dev: Path) -> None:
 def test_a_node_in_a_driver_root_gets_a_dev_char_link_there(
     dev: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The driver container's, of which the host's /dev has none."""
+    """The node of a driver container doesn't exist in the host's /dev."""
     root = tmp_path_factory.mktemp("driver")
     (root / "dev").symlink_to("/dev")
     assert dev_char.make_links([NULL], str(root), str(dev)) == ["1:3"]

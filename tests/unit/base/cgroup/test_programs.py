@@ -1,4 +1,4 @@
-"""Device programs: the exact instructions of ours, and what any decides when it is run."""
+"""Device programs: the exact instructions of gpuhook's own, and the verdict of any program."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ DENY = code.instruction(code.SET_32, 0, imm=0) + EXIT
 
 
 def run(program: bytes, kind: int, access: int, major: int, minor: int) -> int:
-    """Run a program as the kernel's interpreter does; registers never set can't be read."""
+    """Run a program as the kernel's interpreter does; reading an unset register fails."""
     context = struct.pack("=III", access << 16 | kind, major, minor)
     registers: dict[int, int] = {}
     at = 0

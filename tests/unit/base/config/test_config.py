@@ -1,4 +1,4 @@
-"""Reading config.toml: what it may say, what it means, and what is said about mistakes."""
+"""Reading of config.toml: accepted settings, their meaning, and the messages about mistakes."""
 
 import ast
 import os
@@ -140,7 +140,7 @@ def test_commented_file_has_every_key_with_its_default() -> None:
 
 
 def test_the_packaged_config_is_a_link_to_the_commented_file() -> None:
-    """The package has a link to it, which an editor could have replaced by a copy."""
+    """The package contains a link to the file, which an editor could have replaced by a copy."""
     repository = Path(__file__).parents[4]
     packaged = repository / "src/gpuhook/tools/config/config.toml"
     assert packaged.samefile(repository / "config/config.toml")
@@ -432,7 +432,7 @@ def test_many_unknown_keys_take_linear_time() -> None:
 
 
 def test_without_the_default_file_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the variable is set to nothing."""
+    """An empty GPUHOOK_CONFIG counts as unset."""
     monkeypatch.setattr("gpuhook.base.config.loader.DEFAULT_PATH", "/nonexistent/config.toml")
     assert load().path is None
     monkeypatch.setenv("GPUHOOK_CONFIG", "")
@@ -496,7 +496,7 @@ HEAVY = (
 
 @pytest.mark.parametrize("text", [None, uncommented(default_text()), NVIDIA_FILE])
 def test_reading_a_plain_file_imports_nothing_heavy(text: str | None, tmp_path: Path) -> None:
-    """The same for the whole way from a spec to a selection."""
+    """The whole path from an OCI spec to a selection of devices imports no heavy module."""
     file = tmp_path / "config.toml"
     file.write_text(text or "")
     source = str(Path(loads.__code__.co_filename).parents[3])

@@ -1,4 +1,4 @@
-"""`gpuhook config`: one setting changes, and everything else in the file stays."""
+"""`gpuhook config`: one setting changes, and the rest of the file is unchanged."""
 
 import codecs
 import os
@@ -239,7 +239,7 @@ def test_invalid_text_or_values_are_refused_by_set() -> None:
 
 @pytest.mark.vectors("config", "config.format")
 def test_comments_are_unchanged_by_set(case: Case) -> None:
-    """NVIDIA's writer takes the blanks around a # away; ours touches no comment."""
+    """NVIDIA's writer removes the blanks around a #; gpuhook changes no comment."""
     text = case["input"]["text"].replace("some\n", "a = 1\n").replace("other", "b = 2") + "\n"
     assert set_value(text, "disable-require", True) == f"disable-require = true\n{text}"
 

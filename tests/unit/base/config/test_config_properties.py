@@ -1,4 +1,7 @@
-"""Any text is a configuration or one of our errors; the quick reader never differs from tomllib."""
+"""Arbitrary text as config.toml: a configuration or a ConfigError.
+
+The quick reader never differs from tomllib.
+"""
 
 import contextlib
 import tomllib

@@ -1,4 +1,4 @@
-"""Vendors that config.toml declares: what a table may hold, and what is said of a wrong one."""
+"""Vendors that config.toml declares: the keys of a table, and the errors for an invalid one."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ nodes = ["/dev/maker{n}"]
 
 
 def other(**changes: str) -> str:
-    """Return a second table, which differs from the first in everything but what is changed."""
+    """Return a second table that differs from the first in every value, with the given changes."""
     table = LEAST.replace("maker", "other").replace("MAKER", "OTHER")
     for key, value in changes.items():
         table = "".join(
@@ -52,7 +52,7 @@ def test_shown_vendor_tables_load_again_unchanged() -> None:
 
 @pytest.mark.parametrize("text", [LEAST, *declared_vendors.tables().values()])
 def test_vendor_tables_are_read_by_the_quick_reader(text: str) -> None:
-    """With others before and behind, as in a whole file."""
+    """The table stands between other tables, as in a whole file."""
     whole = f'[gpuhook]\nroot = "/x"\n{text}[features]\n{other()}'
     assert source.read_plain(whole) is not None
     assert len(loads(whole).vendors) == 2

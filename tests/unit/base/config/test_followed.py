@@ -1,4 +1,4 @@
-"""Services go by config.toml as it is now, as each start does."""
+"""Services that follow changes of config.toml, as each container start does."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_a_changed_config_file_is_read_again(path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["writing", "renaming"])
 def test_a_second_change_with_equal_time_and_size_is_noticed(path: Path, by: str) -> None:
-    """The second has the first one's time and length where the clock is coarse."""
+    """With a coarse clock the second file has the same time as the first; the length is equal."""
     found = FollowedConfig(str(path))
     for word in ("true ", "false", "true "):
         text = OFF.replace("false", word)
@@ -81,7 +81,7 @@ def test_a_created_or_removed_file_is_noticed(
 
 @pytest.mark.parametrize("text", ["[gpuhook\n", "[gpuhook]\nnvml-timeout = 'soon'\n", "\xff"])
 def test_an_unreadable_file_keeps_the_previous_settings(path: Path, text: str) -> None:
-    """It is an error each time, or said once where what was read before still counts."""
+    """Each read fails, but a service reports the error once and keeps the previous settings."""
     path.write_text(OFF)
     found, said = FollowedConfig(str(path)), list[str]()
     path.write_bytes(text.encode("latin-1"))
@@ -124,7 +124,7 @@ start_again()
 
 
 def test_a_service_restarts_with_its_arguments_and_unblocked_signals() -> None:
-    """With its words, and so that it can be told to stop at any time."""
+    """The service must still react to SIGTERM at any time after the restart."""
     words = [sys.executable, "-c", AGAIN, "--interval", "a b"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -193,7 +193,7 @@ def of_metrics(path: Path, change: Callable[[], None], monkeypatch: pytest.Monke
 
 
 def of_mps(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Config:
-    """A daemon that has ended is started by what config.toml says then."""
+    """Return the configuration with which an exited MPS daemon is started again."""
     found = FollowedConfig(str(path))
     keeper = keep.MpsController(found.config, lambda _: None, followed=found)
     state = mps.MpsState(3, ())
@@ -250,7 +250,7 @@ def of_dra(path: Path, change: Callable[[], None], monkeypatch: pytest.MonkeyPat
 
 
 def _changed(supervisor: Any, found: FollowedConfig, change: Callable[[], None]) -> Config:
-    """See that a supervisor ends for a change; the program begins again with what is said then."""
+    """Check that a supervisor exits after a change; return the configuration for the next start."""
     change()
     with pytest.raises(ConfigChanged):
         supervisor._tend()
@@ -297,7 +297,7 @@ def test_each_service_follows_changed_settings(
 
 
 def test_every_long_running_command_follows_its_configuration() -> None:
-    """Each command that runs until it is told to stop."""
+    """A command is long-running if its code has SIGTERM or --interval, except stats."""
     package = Path(gpuhook.__file__).parent
     modules = [*package.glob("tools/cli/[a-z]*.py"), *package.glob("*/commands/[a-z]*.py")]
     endless = {

@@ -1,4 +1,4 @@
-"""Entries created in a folder whose owner changes it at the same time."""
+"""Creation of entries in a folder whose owner changes it at the same time."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ OWNER = (4242, 4242)
 def test_only_the_created_entry_is_given_to_the_folders_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The folder's owner puts a further name of a file of root's in its place."""
+    """The folder's owner replaces the new entry by a hard link to a file of root."""
     victim = tmp_path / "victim"
     victim.write_text("root's")
     name = f"create_{kind}"

@@ -1,4 +1,4 @@
-"""Names that an earlier start left in an image, and names that are the image's own."""
+"""Names that an earlier start left in an image, and names that belong to the image."""
 
 import os
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ def test_leftovers_are_replaced_and_restored_on_rollback(
 def test_a_link_to_a_missing_target_does_not_replace_the_images(
     container: ContainerRootfs, root: Path
 ) -> None:
-    """In a volume without a place for the library, the image's own library stays."""
+    """A volume without a place for the driver's library keeps the image's own library."""
     (root / "lib/libGLX_indirect.so.0").symlink_to("libGLX_nvidia.so.570.1")
     container.make_link(GLX[0], "libGLX_nvidia.so.999", replace=False, renewed=True)
     assert os.readlink(root / "lib/libGLX_indirect.so.0") == "libGLX_nvidia.so.570.1"

@@ -13,7 +13,7 @@ Case = dict[str, Any]
 
 
 def lay_out(root: Path, entries: dict[str, str]) -> None:
-    """Make links and folders: "dir" is a folder."""
+    """Create links and folders; the value "dir" stands for a folder."""
     for path, what in entries.items():
         place = root / path.strip("/")
         (place if what == "dir" else place.parent).mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def links(root: Path) -> dict[str, str]:
 
 
 def make(root: Path, link: str, target: str) -> bool:
-    """Make a link in the root of a container; tell whether anything had to be done."""
+    """Make a link in the root of a container; tell whether anything was changed."""
     before = {path: path.lstat().st_ino for path in root.rglob("*")}
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
     with ContainerRootfs(fd, str(root), Journal()) as container:

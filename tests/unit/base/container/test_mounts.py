@@ -30,9 +30,9 @@ CONTAINER = """\
 def boundary(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> mounts.Boundary:
-    """The boundary between both tables; mount ids are passed instead of descriptors.
+    """The boundary between both mount tables; mount ids are passed instead of descriptors.
 
-    Inside, there is the container's table alone, with its copies of the host's mounts.
+    Inside, only the container's table exists, with its copies of the host's mounts.
     """
     inside = request.param == "inside"
     (tmp_path / "mountinfo").write_text(CONTAINER)
@@ -130,7 +130,7 @@ def test_the_root_of_a_mount_is_recognized() -> None:
 
 
 def test_mounts_below_a_mount_are_found_in_any_table_order() -> None:
-    """In whatever order: newer kernels sort a table by other numbers."""
+    """Newer kernels sort a mount table by other numbers."""
     lines = CONTAINER.encode().splitlines(keepends=True)
     for table in (proc.Mounts(b"".join(lines)), proc.Mounts(b"".join(reversed(lines)))):
         found = {b"190", b"191", b"192", b"193", b"194", b"195"}
@@ -141,7 +141,7 @@ def test_mounts_below_a_mount_are_found_in_any_table_order() -> None:
 
 
 def test_a_mount_id_matches_fdinfo() -> None:
-    """As the kernel tells it in another way, too."""
+    """The kernel reports the same id in fdinfo."""
     fd = os.open("/proc", os.O_PATH)
     try:
         told = Path(f"/proc/self/fdinfo/{fd}").read_text().split()

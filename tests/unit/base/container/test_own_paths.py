@@ -1,4 +1,4 @@
-"""Paths below a driver root that belong to root, here to this user, and others."""
+"""Paths below a driver root, owned by root (here by the current user) or by other users."""
 
 import os
 import socket

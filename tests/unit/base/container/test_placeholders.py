@@ -1,4 +1,4 @@
-"""The empty files to mount on: each a file of its own, made and removed with care."""
+"""Empty files as mount points: each is a separate file, which is created and removed safely."""
 
 import os
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def inodes(root: Path) -> dict[str, int]:
 
 
 def test_each_placeholder_is_a_separate_file(container: ContainerRootfs, root: Path) -> None:
-    """Once a container runs without devices, they are ordinary files."""
+    """Once a container runs without devices, its programs can use them as ordinary files."""
     names = [f"lib{number}.so" for number in range(46)]
     make(container, *names)
     made = [root / FOLDER[1:] / name for name in names]
@@ -70,7 +70,7 @@ def test_a_removed_placeholder_is_made_again(container: ContainerRootfs, root: P
 def test_a_placeholder_swapped_for_a_link_is_not_mounted_on(
     container: ContainerRootfs, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The descriptor to mount on is of the file that was made, whatever has its name."""
+    """The returned descriptor refers to the created file, whatever has the file's name by then."""
     create = kernel.create_file
     made: list[int] = []
 

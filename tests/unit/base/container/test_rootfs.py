@@ -21,7 +21,7 @@ def no_openat2(*args: object) -> int:
 
 @pytest.fixture(params=["openat2", "walk"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Resolve in either way."""
+    """A method of path resolution: openat2, or component by component."""
     if request.param == "walk":
         monkeypatch.setattr(kernel, "openat2", no_openat2)
     way: str = request.param

@@ -1,4 +1,4 @@
-"""Files that any user may have put there: read without waiting, whole or refused."""
+"""Files that any user may have created: read without waiting, and whole or not at all."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from gpuhook.base.host import files as host_files
 
 
 def _make(path: Path, kind: str) -> None:
-    """Put something in a file's place that is none."""
+    """Create something other than a regular file at a path."""
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -106,7 +106,7 @@ def _set(path: Path, name: str) -> None:
 
 @pytest.mark.protects("access-list", "other users: a replaced file keeps its access control list")
 def test_a_replaced_file_keeps_its_access_control_list(tmp_path: Path) -> None:
-    """Without it the mode's bits for the group, which are the list's mask, would be the group's."""
+    """Without the list, its mask in the mode's group bits would become the group's permissions."""
     path = tmp_path / "file"
     path.write_text("old")
     _set(path, ACCESS)
@@ -159,7 +159,7 @@ def test_a_private_file_is_not_written_through_an_existing_entry(tmp_path: Path,
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the user who runs the tests for root."""
+    """Treat the user who runs the tests as root."""
     ours = os.getuid()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(host_files, "is_roots", lambda uid: uid in (0, ours))
@@ -234,7 +234,7 @@ def test_a_path_removed_during_the_check_counts_as_missing(
 def test_files_writable_by_others_are_refused_even_if_swapped_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another file that comes in its place is another's, whenever it comes."""
+    """Another user's file that replaces the checked one at any moment must be refused."""
     path, theirs = tmp_path / "file", tmp_path / "theirs"
     path.write_text("ours")
     path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Locks that root waits for: no other user can open, and so lock, the file."""
+"""Locks that root waits for: other users can't open their files, and so can't lock them."""
 
 import contextlib
 import fcntl
@@ -126,7 +126,7 @@ LOCKS: dict[str, Callable[[Path], None]] = {
 def test_lock_files_cannot_be_opened_by_other_users(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With any umask, and in a world-readable folder, such as /run/gpuhook."""
+    """The mode must be safe under any umask, in a world-readable folder such as /run/gpuhook."""
     folder = tmp_path / "state"
     folder.mkdir(mode=0o755)
     modes: list[int] = []

@@ -1,4 +1,4 @@
-"""Signals: through open descriptors, and by pid only to our own children."""
+"""Signals, sent through open descriptors, and by pid only to gpuhook's own children."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ MANY = 1 << 30  # more than any process' number (PID_MAX_LIMIT is 1 << 22)
 
 @pytest.fixture
 def child() -> Iterator[int]:
-    """A child that waits, in a session of its own."""
+    """A child process that waits for a signal."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -51,7 +51,7 @@ def test_an_unreaped_child_still_exists_and_accepts_signals(child: int) -> None:
     instead="pass",
 )
 def test_a_process_that_is_no_child_gets_no_signal() -> None:
-    """As one that was given the number of a child that is gone."""
+    """The pid of an exited child may have been given to an unrelated process."""
     script = (
         "import os, time; pid = os.fork(); print(pid or '', end='', flush=True); time.sleep(60)"
     )

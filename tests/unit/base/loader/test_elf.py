@@ -1,4 +1,4 @@
-"""elf: real libraries, libraries of other machines, and files made to crash a reader."""
+"""elf: real libraries, libraries for other architectures, and files made to crash a reader."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def read_path(path: str) -> elf.ElfLibrary:
 
 
 def readelf(paths: list[str]) -> dict[str, tuple[str | None, tuple[str, ...]]]:
-    """Return SONAME and what is needed of each of several libraries."""
+    """Return the SONAME and the needed libraries of each of several libraries."""
     done = subprocess.run(["readelf", "-dW", *paths], capture_output=True, text=True, check=True)
     _, *parts = re.split(r"^File: (.*)$", done.stdout, flags=re.MULTILINE)
     found = {}
@@ -243,7 +243,7 @@ def test_only_dynamically_linked_programs_have_a_loader() -> None:
 
 @pytest.mark.parametrize("tag", [elf.DT_RPATH, elf.DT_RUNPATH])
 def test_rpath_and_runpath_give_the_search_path(library: LibraryBuilder, tag: int) -> None:
-    """The entry for a SONAME is made one of the other kind: both are places in the string table."""
+    """The SONAME's entry is changed to the other kind; both refer to the string table."""
     data = library("/nix/store/a/lib::/b")
     old = struct.pack("<qQ", elf.DT_SONAME, 0)[:8]
     at = data.index(old + b"", data.index(b"\x7fELF") + 64)

@@ -1,4 +1,4 @@
-"""ldcache: against the real ldconfig, against a reference of the loader, against damage."""
+"""ldcache, compared with the real ldconfig and a reference loader; and damaged caches."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def additions(names: list[str], folder: str = FOLDER, flags: int = own.FLAGS) ->
 
 
 def listing(cache: bytes, tmp_path: Path) -> list[str]:
-    """Return what ldconfig reads from a cache: its lines "key (abi) => path"."""
+    """Return the lines "key (abi) => path" that ldconfig prints for a cache."""
     path = tmp_path / "listed.cache"
     path.write_bytes(cache)
     argv = ["ldconfig", "-p", "-C", str(path)]
@@ -45,7 +45,7 @@ def listing(cache: bytes, tmp_path: Path) -> list[str]:
 
 
 def ldconfig(root: Path, *args: str) -> bytes:
-    """Run ldconfig on a root twice (links to new links are seen the second time)."""
+    """Run ldconfig twice on a root, because only the second run sees links to new links."""
     for _ in range(2):
         argv = ["ldconfig", "-r", str(root), *args]
         subprocess.run(argv, capture_output=True, check=True)
@@ -106,12 +106,12 @@ def loader_search(cache: bytes, name: str, flags: int) -> str | None:
 
 
 def by_name(one: str, two: str) -> int:
-    """Order lines of ldconfig -p as the cache orders their names."""
+    """Compare lines of ldconfig -p by name, in the order of the cache."""
     return loader_compare(two.split(" ", 1)[0], one.split(" ", 1)[0])
 
 
 def cache_order(one: ldcache.CacheEntry, two: ldcache.CacheEntry) -> int:
-    """Cache.c's order: names descending, flags descending, processor folders first."""
+    """Compare entries as glibc's cache.c: descending names and flags, processor folders first."""
     names = loader_compare(two.key, one.key)
     return names or two.flags - one.flags or (two.hwcap != 0) - (one.hwcap != 0)
 
@@ -148,7 +148,7 @@ def of_32_bits(library: LibraryBuilder, soname: str | None) -> bytes:
 
 @pytest.fixture
 def root(tmp_path: Path, library: LibraryBuilder) -> Path:
-    """A small image: two folders, both ABIs, an old and a new libz, a hwcaps folder."""
+    """A small image: two folders, both ABIs, an old and a new libz, and a hwcaps folder."""
     base = tmp_path / "root"
     (base / "etc").mkdir(parents=True)
     (base / "etc/ld.so.conf").write_text(f"/usr/local/lib\n{FOLDER}\n/usr/lib32\n")
@@ -361,7 +361,7 @@ def test_a_damaged_cache_is_refused_with_the_reason(data: bytes, message: str) -
 
 
 def costly(count: int) -> bytes:
-    """Return a cache out of order, with the longest names there may be."""
+    """Return an unsorted cache with names of the maximal length."""
     chunks = [(b"a%d" % n * 127)[: ldcache.MAX_KEY] + b"\0" for n in range(8_000)]
     base = ldcache.NEW_HEADER_SIZE + ldcache.NEW_ENTRY_SIZE * count
     entries = bytearray()
@@ -400,7 +400,7 @@ def test_a_key_longer_than_a_file_name_is_refused() -> None:
 
 
 def survive(data: bytes) -> None:
-    """Read and merge; whatever isn't refused must be findable and idempotent."""
+    """Read and merge a cache; unless refused, merging finds the library and is idempotent."""
     with suppress(LdCacheError):
         ldcache.parse(data)
     with suppress(LdCacheError):
@@ -421,7 +421,7 @@ def test_arbitrary_cache_bytes_cause_no_crash(tail: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def real_caches() -> list[bytes]:
-    """Small caches in all three formats, as ldconfig would write them, and the host's."""
+    """Small caches in all three formats, as ldconfig would write them, and the host's cache."""
     small = ldcache.merge(None, additions([f"lib{n}.so.{n}" for n in range(9)]))
     base = 48 + 9 * 24
     strings = small[base : struct.unpack_from("=I", small, 24)[0] + base]

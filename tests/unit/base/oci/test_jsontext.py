@@ -1,4 +1,4 @@
-"""jsontext: reads what json reads, and edits without touching the rest."""
+"""jsontext: reads the same as json, and edits text without changing the rest."""
 
 import importlib.util
 import json
@@ -317,7 +317,7 @@ def test_a_copy_with_changed_fields_leaves_the_original_unchanged() -> None:
 
 
 class Bare(Record):
-    """A record of which none was made by its __init__."""
+    """A record whose instances are created without __init__."""
 
     name: str = "x"
 

@@ -1,4 +1,4 @@
-"""The bundle where the state has none but "/"."""
+"""The bundle of a container whose state has only "/" as its bundle."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""runtime_argv: what runc's and crun's command lines mean to us."""
+"""runtime_argv: the meaning of runc's and crun's command lines."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_verb_and_bundle_are_found(line: str, verb: str, bundle: str | None) -> 
     ],
 )
 def test_another_config_file_is_found(words: str, config: str) -> None:
-    """crun takes it, and for config.json the bundle's; runc refuses the option."""
+    """crun uses the named file, or the bundle's for config.json; runc refuses the option."""
     arguments = Arguments(f"create -b /b {words} id".split())
     assert (arguments.verb, arguments.bundle, arguments.config) == ("create", "/b", config)
     assert arguments.unclear == ""

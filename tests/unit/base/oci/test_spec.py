@@ -1,4 +1,4 @@
-"""oci: config.json survives, the state is read whatever it holds."""
+"""oci: config.json keeps its content, and any container state is read or refused."""
 
 import json
 import os
@@ -121,7 +121,7 @@ def test_a_mount_namespace_is_recognized() -> None:
 def test_only_an_ordinary_user_rewrites_a_file_whose_owner_it_cannot_keep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm makes it so: the user can't give the new file to root, and needn't."""
+    """With Slurm the user can't give the new file to root, and needn't."""
 
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -152,7 +152,7 @@ def test_a_user_namespace_is_recognized() -> None:
 
 @pytest.mark.parametrize("pid", ['"pid": 1,', '"pid": 0,', "", '"pid": "x",'])
 def test_the_pid_in_a_container_hooks_state_is_ignored(pid: str) -> None:
-    """Name of its process inside, or nothing, depending on the runtime."""
+    """Depending on the runtime, the pid is the one inside the container, or missing."""
     state = parse_state(f'{{{pid} "id": "c", "bundle": "/b"}}'.encode(), needs_pid=False)
     assert (state.container_id, state.pid, state.bundle) == ("c", 0, "/b")
 

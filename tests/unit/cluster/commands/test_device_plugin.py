@@ -1,4 +1,4 @@
-"""gpuhook device-plugin: its options, and what --dry-run shows."""
+"""gpuhook device-plugin: its options, and the output of --dry-run."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ def run(*words: str, **environ: str) -> Result:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> str:
-    """A configuration for a machine without any driver."""
+    """A configuration for a host without any driver."""
     path = tmp_path / "config.toml"
     (tmp_path / "root").mkdir()
     folder = f'state-dir = "{tmp_path}/state"'
@@ -39,7 +39,7 @@ def empty(tmp_path: Path) -> str:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Config]]:
-    """Options with which the service was started, in place of a real start."""
+    """The options with which the service was started; nothing really starts."""
     found: list[tuple[Settings, Config]] = []
 
     def started(settings: Settings, config: Config, _: FollowedConfig) -> int:
@@ -52,7 +52,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, Config]]:
 
 @pytest.fixture
 def amd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """A machine with two of AMD's GPUs, whose nodes are on paper, and one driver that fails."""
+    """A simulated machine with two AMD GPUs without device nodes; other vendors' drivers fail."""
     found = paper.machine("amd", tmp_path / "amd", 2)
 
     def inventory(_: Config, vendor: Vendor) -> Inventory:

@@ -1,4 +1,4 @@
-"""Debian has neither Kubernetes' models nor CEL: the tests with those run where pip's are."""
+"""Tests with Kubernetes' models and CEL, skipped with Debian's packages, which have neither."""
 
 from importlib.util import find_spec
 

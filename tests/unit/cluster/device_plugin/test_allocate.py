@@ -1,4 +1,4 @@
-"""Containers' contents for the devices that the kubelet chose: the shared cases, and our own."""
+"""The content of containers for the devices that the kubelet chose: shared and own cases."""
 
 from dataclasses import replace
 from typing import Any
@@ -97,7 +97,7 @@ def test_volume_mounts_request_the_devices() -> None:
 def test_a_memory_share_is_named_by_the_mount_that_requests_the_device(
     memory: tuple[str, ...], ids: list[str], places: list[str]
 ) -> None:
-    """No mount asks for the device without the limit, so that no container avoids it."""
+    """No mount requests the device without its limit, so no container can avoid the limit."""
     facts: dict[str, Any] = {"memory": memory, "replicas": len(memory), "places": ("imex/3",)}
     units = tuple(unit(name, memory=10 << 30) for name in ("a", "b"))
     answer = allocate(replace(gpus(**facts), units=units), ids, by("volume-mounts"))
@@ -123,7 +123,7 @@ def test_the_mounts_strategy_gives_nodes_and_the_driver_folder() -> None:
 
 
 def test_the_value_for_no_device_is_the_vendors_own() -> None:
-    """Habana's own hook would take void for all, and it may be there."""
+    """Habana's own hook, which may be installed, would read void as all devices."""
     answer = allocate(gpus("a", nothing="none"), ["a"], by("mounts"))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "none"}
 

@@ -1,4 +1,4 @@
-"""The device plugin's file: the shared cases, every value, and what is wrong with some."""
+"""The device plugin's file: the shared cases, every value, and the errors for invalid ones."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The device plugin's settings: which place counts, what is wrong, and whose root is looked at."""
+"""The device plugin's settings: their precedence, their errors, and the driver root they select."""
 
 from dataclasses import replace
 from pathlib import Path

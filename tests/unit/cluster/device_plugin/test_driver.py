@@ -1,4 +1,4 @@
-"""The driver folder as the device plugin keeps it, by a child."""
+"""The driver folder, which a child of the device plugin keeps up to date."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from gpuhook.vendors.nvidia.vendor import VENDOR
 
 @pytest.fixture
 def found(tmp_path: Path) -> Found:
-    """A machine by hand whose driver's files are there."""
+    """A made-up inventory whose driver's files exist."""
     inventory = machine(gpu(0, 1))
     inventory.root = str(tmp_path / "root")
     for each in inventory.files:
@@ -28,7 +28,7 @@ def found(tmp_path: Path) -> Found:
 
 
 class ManagedSpecs:
-    """Result of a call: its success, its messages, and the folder."""
+    """The result of a call: its success, its messages, and the folder."""
 
     def __init__(self, place: Path, found: Found, failing: tuple[str, ...] = ()) -> None:
         said = place / "said"
@@ -76,7 +76,7 @@ def test_a_file_in_place_of_the_driver_folder_is_an_error_and_unchanged(
 
 
 def test_the_driver_folder_worker_ends_with_the_supervisor(tmp_path: Path, found: Found) -> None:
-    """Whatever it is doing: another supervisor may be started at once."""
+    """Another supervisor may be started at once, so the worker must exit whatever it does."""
     reader, writer = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:

@@ -1,4 +1,4 @@
-"""Valid names of resources."""
+"""Valid names of Kubernetes resources."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Best devices for a container: the shared cases, links, and invariants."""
+"""The best devices for a container: the shared cases, links, and invariants."""
 
 from collections import Counter
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_links_count_more_than_numa_nodes() -> None:
 
 
 def test_choosing_among_sixteen_gpus_is_fast() -> None:
-    """Two boards of eight, all linked within and weakly between."""
+    """The GPUs of each of two boards are strongly linked, and weakly to the other board."""
     links: Links = {
         f"g{one}": {
             f"g{other}": 12 if one % 2 == other % 2 else 1 for other in range(16) if other != one

@@ -1,4 +1,4 @@
-"""Resources of machines for a cluster: every vendor's, bad devices among them, MIG, sharing."""
+"""Resources of hosts for a cluster: all vendors' devices, unusable devices, MIG, and sharing."""
 
 import shutil
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def part(index: int, gi: int, profile: str) -> Mig:
 
 
 def mode(one: Gpu) -> Gpu:
-    """Return the GPU in MIG mode, with the MIG devices that it has."""
+    """Return the GPU with MIG mode enabled, and its MIG devices."""
     facts = vars(one)
     return Gpu(**{**facts, "mig_enabled": True})
 
@@ -114,7 +114,7 @@ def test_gpus_are_offered_by_uuid(tmp_path: Path) -> None:
 def test_a_gpu_shared_by_mps_is_unhealthy_unless_gpu_py_gives_it(
     tmp_path: Path, strategies: tuple[str, ...], given: int
 ) -> None:
-    """Only gpu-py makes a container a client of it: by nodes or documents it isn't given."""
+    """Only gpu-py makes a container an MPS client; device nodes or CDI specs don't."""
     config = Config()
     config.mps_devices = "0"
     found = machine(tmp_path, gpu(0, 1), gpu(1, 0))
@@ -150,7 +150,7 @@ def test_the_numa_node_of_each_device_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_numa_node_is_read_from_the_host_if_the_root_has_no_sys(tmp_path: Path) -> None:
-    """As that of a driver container."""
+    """The root of a driver container may have no /sys."""
     found = machine(tmp_path, gpu(0, 0))
     shutil.rmtree(tmp_path / "sys")
     texts = {"/sys/bus/pci/devices/0000:1b:00.0/numa_node": "1"}
@@ -411,7 +411,7 @@ def test_memory_shares_beyond_the_devices_memory_are_unhealthy(
 
 
 def test_devices_without_memory_limits_cannot_be_shared_by_memory(tmp_path: Path) -> None:
-    """By the driver's release; the other vendor's devices aren't in the kernel's dmem here."""
+    """The driver's release is too old, and the kernel's dmem lacks the other vendor's devices."""
     shared = Sharing(GPU, 2, GPU, memory=("50%", "50%"))
     facts: dict[str, Any] = {"device_list_strategy": ("volume-mounts",)}
     one = only(offered(machine(tmp_path, gpu(0, 0)), sharing={GPU: shared}, **facts))

@@ -1,4 +1,4 @@
-"""The device plugin's server as a process, with a kubelet that behaves as real ones do."""
+"""The device plugin's server as a process, with a kubelet that behaves like a real one."""
 
 import os
 import shutil
@@ -27,14 +27,17 @@ LOCAL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "loca
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """The kubelet's folder, not there yet; short, because its sockets' paths have to be."""
+    """The path of the kubelet's folder, which doesn't exist yet.
+
+    The path is short because a socket's path has a length limit.
+    """
     with tempfile.TemporaryDirectory(prefix="gk") as top:
         yield Path(top) / "dp"
 
 
 @pytest.fixture
 def kubelet(folder: Path) -> Iterator[Kubelet]:
-    """A kubelet that doesn't run yet."""
+    """A kubelet that isn't started yet."""
     with_folder = Kubelet(folder)
     try:
         yield with_folder
@@ -50,7 +53,7 @@ def server(folder: Path) -> Iterator[PluginServer]:
 
 @pytest.fixture
 def registered(kubelet: Kubelet, server: PluginServer) -> Kubelet:
-    """A kubelet with eight GPUs of the server's."""
+    """A kubelet with eight GPUs that the server reports."""
     kubelet.start()
     server.report(gpus())
     kubelet.wait_for(GPU, healthy=8)
@@ -128,7 +131,7 @@ def test_a_dead_kubelet_socket_is_reported_and_retried(
 def test_a_kubelet_that_listens_later_gets_a_registration(
     kubelet: Kubelet, server: PluginServer, folder: Path
 ) -> None:
-    """Between bind and listen a socket is there, and nothing says when it is listened on."""
+    """A socket exists after bind, and no event reports the later listen."""
     kubelet.start()
     relay = socket.socket(socket.AF_UNIX)
     (folder / nodes.REGISTRY).unlink()
@@ -147,7 +150,7 @@ def test_a_kubelet_that_listens_later_gets_a_registration(
 def test_an_unregistered_server_serves_its_socket_and_makes_it_again(
     kubelet: Kubelet, folder: Path
 ) -> None:
-    """As with an empty --kubelet-socket, for tests."""
+    """Tests use an empty --kubelet-socket for this."""
     kubelet.start()
     with PluginServer(folder, register=False) as server:
         server.report(gpus())
@@ -253,7 +256,7 @@ def test_a_removed_plugin_socket_is_made_and_registered_again(
 def test_a_socket_removed_during_registration_is_registered_again(
     kubelet: Kubelet, server: PluginServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kubelet waits for what it has removed itself: here, for longer than the test does."""
+    """A kubelet waits for a socket that it has removed itself: here, longer than the test."""
     monkeypatch.setattr(nodes, "DIAL_S", 2 * nodes.PATIENCE_S)
     kubelet.delay = 1.0
     kubelet.start()

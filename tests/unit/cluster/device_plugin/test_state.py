@@ -1,4 +1,4 @@
-"""The device plugin's states, as lines and back."""
+"""The device plugin's states, converted to lines and back."""
 
 from gpuhook.cluster.device_plugin.state import DeviceSpec, PluginState, Resource, Unit
 

@@ -23,7 +23,7 @@ def folder() -> Iterator[Path]:
 
 
 def probe(folder: Path) -> str:
-    """Return the sentence of the probe, "" if the node is ready."""
+    """Return the message of the readiness probe, or "" if the node is ready."""
     text = PROBE.read_text()
     place = f'"{FOLDER}/{NAME}"'
     assert place in text

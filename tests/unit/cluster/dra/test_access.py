@@ -1,4 +1,4 @@
-"""Search for the API server, and trust in its files."""
+"""The search for the API server, and the checks that its access files can be trusted."""
 
 import base64
 import os
@@ -159,7 +159,7 @@ def test_unreadable_access_files_are_errors(tmp_path: Path) -> None:
 def test_an_authority_without_key_usage_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many clusters have one; Python 3.13 on is strict about it, unless told otherwise."""
+    """Many clusters have such an authority; Python 3.13 and newer refuse it by default."""
     certify(tmp_path)
     default = ssl.create_default_context
 
@@ -177,7 +177,7 @@ def test_an_authority_without_key_usage_is_accepted(
 
 
 def shake(ours: ssl.SSLContext, theirs: ssl.SSLContext) -> None:
-    """Have both sides of a connection accept each other."""
+    """Complete a TLS handshake between a client and a server."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ours.wrap_bio(back, there, server_hostname="kubernetes")
     server = theirs.wrap_bio(there, back, server_side=True)
@@ -188,7 +188,7 @@ def shake(ours: ssl.SSLContext, theirs: ssl.SSLContext) -> None:
 
 
 def test_an_encrypted_client_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
-    """OpenSSL would ask at the terminal, and wait there."""
+    """OpenSSL would ask for the password at the terminal and wait there."""
     certify(tmp_path)
     words = ["openssl", "ec", "-aes256", "-passout", "pass:x", "-in", "client.key"]
     subprocess.run([*words, "-out", "locked"], check=True, capture_output=True, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Claims: read in every version that is served, with a status next to other drivers'."""
+"""Claims, read in every served API version, with a status in addition to other drivers'."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_a_missing_or_replaced_claim_is_reported_as_gone(api: ApiServer) -> None
     instead="if error.status != 404:",
 )
 def test_a_404_that_is_not_from_kubernetes_does_not_mean_a_claim_is_gone(api: ApiServer) -> None:
-    """A response that is no API server's, or of one without this API: the devices stay."""
+    """Only an API server with this API counts; after another 404 the devices stay allocated."""
     uid = claim(api, [EXACTLY])
     api.fail(404, word="resourceclaims")
     with pytest.raises(ApiError):

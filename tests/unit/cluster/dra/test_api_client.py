@@ -1,4 +1,4 @@
-"""The client of the API server: real connections, and all that goes wrong with them."""
+"""The client of the API server: real connections, and their possible failures."""
 
 import contextlib
 import socket
@@ -34,7 +34,7 @@ def client(api: ApiServer, url: str = "") -> ApiClient:
 
 
 def events(watch: WatchStream, count: int) -> list[dict[str, object]]:
-    """Return so many events, or those that came until the watch was over."""
+    """Return ``count`` events, or those that arrived until the watch was over."""
     found: list[dict[str, object]] = []
     with in_time(200):
         while len(found) < count and not watch.is_over:
@@ -83,7 +83,7 @@ def test_a_server_with_an_untrusted_certificate_is_refused(api: ApiServer, tmp_p
 
 @pytest.mark.protects("no-token-said", "DRA: error messages don't contain the access token")
 def test_no_error_message_contains_the_token(api: ApiServer) -> None:
-    """The server of the tests says in its errors what it was sent, as proxies do."""
+    """The test's server repeats the request in its errors, as proxies do."""
     api.fail(500)
     with pytest.raises(ApiError, match=r"broken for Bearer \[token\]") as caught:
         client(api).ask("GET", NODE)
@@ -101,7 +101,7 @@ def test_a_refused_connection_is_an_error_that_may_pass(api: ApiServer) -> None:
 def test_a_second_address_is_tried_when_the_first_is_silent(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server with two names' worth of addresses, of which the first takes and says nothing."""
+    """The server's name has two addresses; the first accepts connections and sends nothing."""
     look_up = socket.getaddrinfo
     with socket.create_server(("127.0.0.1", 0)) as silent:
         first = silent.getsockname()
@@ -127,7 +127,7 @@ def test_an_invalid_host_name_is_an_api_error(api: ApiServer, host: str) -> None
 )
 @pytest.mark.parametrize("what", [HANG, DRIP])
 def test_a_slow_server_causes_a_timeout(api: ApiServer, what: str) -> None:
-    """Also one that sends a byte now and then, which no limit of a single wait would end."""
+    """A server that sends single bytes never exceeds the timeout of one read."""
     api.fail(what)
     began = time.monotonic()
     with in_time(200), pytest.raises(ApiError, match="doesn't answer in time"):
@@ -185,7 +185,7 @@ def test_failed_requests_are_retried_until_the_deadline(api: ApiServer) -> None:
 
 @pytest.fixture
 def begun() -> Iterator[Callable[[ApiClient, dict[str, str]], WatchStream]]:
-    """Return what begins watches, which end with the test."""
+    """Return a function that starts watches; they are closed after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda asking, query: stack.enter_context(
             contextlib.closing(asking.watch(SLICES, query))

@@ -1,4 +1,4 @@
-"""NVIDIA's configurations of claims: null as if it weren't there, and limits of each device."""
+"""NVIDIA's configurations of claims: null counts as missing, and limits apply per device."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +70,7 @@ def test_an_unknown_field_is_refused_even_if_null(sharing: Any) -> None:
 
 
 def test_sharing_strategies_set_compute_mode_and_time_slice() -> None:
-    """As NVIDIA's own driver: a time slice is for several processes, and MPS for its clients."""
+    """As with NVIDIA's driver, time slices are for several processes, and MPS for its clients."""
     shares = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
     assert claim_config.settings(plan(sharing=shares)) == {"compute-mode": 0, "time-slice": 3}
     assert claim_config.settings(plan(sharing={"strategy": "MPS"})) == {"compute-mode": 3}
@@ -174,7 +174,7 @@ PARAMETERS: some.SearchStrategy[Any] = some.fixed_dictionaries(
     some.booleans(),
 )
 def test_any_configuration_is_read_or_refused(every: list[Any], vendor: str, is_part: bool) -> None:
-    """In a sentence that a claim's status can have, and never by another error."""
+    """The refusal has a message that fits into a claim's status, and no other error occurs."""
     given = [{"source": "FromClaim", "opaque": {"driver": "d", "parameters": one}} for one in every]
     error, found = "", configs.DeviceConfig()
     try:

@@ -1,4 +1,4 @@
-"""Refusals of claims by the ledger as it is under its lock, where no kubelet is needed."""
+"""Refusals of claims by the ledger's content under its lock, without a kubelet."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ PART = HeldDevice(device="mig-1", vendor="nvidia", unit="MIG-1", whole="GPU-a")
 def test_a_device_shared_by_mps_meanwhile_is_refused_to_a_claim(
     held: HeldDevice, tmp_path: Path
 ) -> None:
-    """After the service has looked at the ledger, and before the claim's work has its lock."""
+    """MPS gets the device after the service reads the ledger, and before the claim has the lock."""
     tmp_path.chmod(0o755)
     config = Config()
     config.state_dir = str(tmp_path)

@@ -1,4 +1,4 @@
-"""A claim's changes to devices are rolled back, also if their driver doesn't answer."""
+"""Rollback of a claim's changes to devices, even if the driver doesn't respond."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ def mps(folder: Path) -> OwnerRecord:
 
 
 def effects(**failures: DriverError) -> Effects:
-    """Return those of a machine without any inventory, as at a start."""
+    """Return the effects of a host without any inventory, as at a start."""
     machine = SimpleNamespace(found=[], failures=lambda: failures)
     devices: Any = SimpleNamespace(config=Config(), observed=SimpleNamespace(machine=machine))
     return Effects(devices)

@@ -1,4 +1,4 @@
-"""Published devices of machines: every vendor's, within the limits, read by other evaluators."""
+"""Published devices of all vendors: within the API's limits, and checked by other evaluators."""
 
 import json
 from pathlib import Path
@@ -117,7 +117,7 @@ def test_device_names_are_unchanged_when_another_is_gone(
 
 
 def test_device_names_are_unchanged_when_card_numbers_change(tmp_path: Path) -> None:
-    """A management controller that came first at this boot gave every card another number."""
+    """A management controller that comes first at boot changes the number of every card."""
     before = devices(published(paper.machine("amd", tmp_path / "before")))
     after = devices(published(paper.machine("amd", tmp_path / "after", bmc="yes")))
     assert [*after] == [*before]
@@ -217,7 +217,7 @@ def test_a_device_without_its_node_is_tainted(tmp_path: Path) -> None:
 
 
 def test_without_nvml_gpus_are_published_without_its_values(tmp_path: Path) -> None:
-    """NVML can't be called here: the GPUs are there, without values that only NVML has."""
+    """NVML can't be called here, so the GPUs lack the values that only NVML has."""
     nvidia = machines.machine(machines.gpu(0, 3))
     vendor = contract.load(registry.BUILT_IN["nvidia"])
     amd = paper.machine("amd", tmp_path)
@@ -238,7 +238,7 @@ def test_without_nvml_gpus_are_published_without_its_values(tmp_path: Path) -> N
 def test_the_default_of_a_claim_is_one_memory_share(
     shares: int, release: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim that says nothing gets all of a device's memory, or one share of it."""
+    """A claim without a capacity gets all of a device's memory, or one share of it."""
     monkeypatch.setattr(memory_limit_support, "what_it_takes", lambda *_: None)
     choices = Choices("n1", kubernetes=release, shares={"amd": shares})
     made = published(paper.machine("amd", tmp_path), choices=choices)
@@ -258,7 +258,7 @@ def test_the_default_of_a_claim_is_one_memory_share(
     "dra-shared-limits", "DRA: a device is shared only if its shares can have memory limits"
 )
 def test_a_device_without_enforceable_limits_is_not_shared(tmp_path: Path) -> None:
-    """No kernel here has dmem for that driver: a share would be all of the GPU."""
+    """No kernel here has dmem for that driver, so a share would be the whole GPU."""
     vendor = contract.load(registry.BUILT_IN["amd"])
     choices = Choices("n1", shares={"amd": 4})
     made, warnings = objects([(vendor, paper.machine("amd", tmp_path))], choices, Config())
@@ -277,7 +277,7 @@ def test_a_device_without_enforceable_limits_is_not_shared(tmp_path: Path) -> No
     [("0", {1}), ("all", set()), ("GPU-00000001-0000-0000-0000-000000000000", {0}), ("7", {0, 1})],
 )
 def test_devices_shared_by_mps_are_not_published(words: str, kept: set[int]) -> None:
-    """By any of its names; the driver's classes and its pool stay."""
+    """A device may be named in any form; the driver's classes and its pool are unchanged."""
     inventory = machines.machine(machines.gpu(0, 3), machines.gpu(1, 4))
     config = Config()
     config.mps_devices = words
@@ -327,7 +327,7 @@ def test_devices_in_use_are_withheld_with_their_possible_partitions(
 
 
 class Many(Slices):
-    """A driver that offers what a test says."""
+    """A driver that publishes the devices of a test."""
 
     driver = "gpu.example.com"
     devices: tuple[PublishedDevice, ...] = ()
@@ -385,7 +385,7 @@ def test_counters_are_in_slices_of_their_own(many: Any) -> None:
 
 
 def test_counters_are_in_their_devices_slice_in_1_34(many: Any) -> None:
-    """Two sets have 30 counters, a third would be over 32; a GPU's parts stay in one slice."""
+    """Two sets have 30 of at most 32 counters, and the parts of a GPU stay in one slice."""
     every = [each for gpu in range(5) for each in parted(gpu, 20)] + [plain(999)]
     sets = {str(gpu): COUNTERS for gpu in range(5)}
     assert many(*every, release=(1, 34), **sets) == [40, 40, 20, 1]

@@ -1,4 +1,4 @@
-"""The CDI documents of claims, and what their configurations mean, where no kubelet is needed."""
+"""CDI specs of claims, and the meaning of claim configurations, without a kubelet."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The process that talks to the kubelet, where one of its drivers fails."""
+"""The process that serves the kubelet, while one of its drivers fails."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from gpuhook.cluster.kubelet_endpoint import server as endpoint
 def test_a_failed_driver_service_is_restarted_with_its_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor reports devices when their health changes, and not because of this."""
+    """The supervisor reports devices only at health changes, so the server keeps the state."""
     ours, theirs = socket.socketpair()
     said: list[str] = []
     device = {"pool": "n1", "device": "a", "health": 1, "message": ""}

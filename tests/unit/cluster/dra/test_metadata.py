@@ -1,4 +1,4 @@
-"""Device metadata of claims: names that become parts of paths, and what the files say."""
+"""Device metadata of claims: names that become parts of paths, and the content of the files."""
 
 import json
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ DEVICES: Any = SimpleNamespace(attributes=lambda _, name: {"uuid": {"string": na
 def described(
     *devices: tuple[str, str], template: Any = None, name: str = "train"
 ) -> tuple[list[AllocationResult], dict[str, str]]:
-    """Return what is written for a claim with these requests and devices."""
+    """Return the metadata for a claim with these requests and devices."""
     every = [{"driver": DRIVER, "request": request, "device": one} for request, one in devices]
     every.insert(1, {"driver": "another.example.com", "request": "gpu", "device": "x"})
     notes = {} if template is None else {metadata.POD_CLAIM: template}

@@ -1,4 +1,4 @@
-"""NUMA nodes of devices, where firmware divides sockets into several nodes."""
+"""NUMA nodes of devices, on hosts whose firmware divides sockets into several nodes."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_numa_nodes_of_one_socket_are_near(tmp_path: Path) -> None:
 
 
 def test_numa_nodes_of_different_sockets_are_not_near(tmp_path: Path) -> None:
-    """The other one is the nearest, and still another socket."""
+    """The nearest other node belongs to another socket, so it doesn't count as near."""
     host(tmp_path, ["10 21", "21 10"], ["0-3", "4-7"], {0: 0, 4: 1})
     assert nodes(tmp_path, "0") == (0,)
     assert nodes(tmp_path, "1") == (1,)
@@ -105,7 +105,7 @@ def test_numa_lists_are_published_only_where_accepted(tmp_path: Path) -> None:
 
 
 def test_slices_with_lists_have_fewer_devices() -> None:
-    """The API server takes 64 where a device has a list, and 128 otherwise."""
+    """The API server accepts 64 devices in a slice with a list, and 128 otherwise."""
     vendor = contract.load(registry.BUILT_IN["nvidia"])
     found = {f"gpu-{at}": PublishedDevice(f"gpu-{at}", "", {}) for at in range(100)}
     for value, sizes in ((3, [100]), ((3, 2), [64, 36])):
@@ -118,7 +118,7 @@ def test_slices_with_lists_have_fewer_devices() -> None:
 
 
 def test_a_numa_list_has_at_most_16_nodes(tmp_path: Path) -> None:
-    """A device may have 48 values, and 31 others of its own."""
+    """A device may have 48 values in all, and 31 of them may be other attributes."""
     host(tmp_path, [" ".join(["10", *["12"] * 63]), *[""] * 63], [""] * 64, {})
     with Rootfs(str(tmp_path)) as root:
         place = dra._place(root, device(tmp_path, "0"), lists=True)

@@ -1,4 +1,4 @@
-"""The liveness probe, by real sockets of a server of the tests."""
+"""The liveness probe, with real sockets of a test server."""
 
 import tempfile
 import time
@@ -18,7 +18,7 @@ OWN = sha256(b"pod-1").hexdigest()[:10]
 
 
 class Plugin(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
-    """One driver, which answers the two methods; ``slow`` and ``endpoint`` are what is wrong."""
+    """One driver that serves both methods; ``slow`` and ``endpoint`` cause its failures."""
 
     def __init__(self, folder: Path, driver: str, own: str = OWN) -> None:
         self.asked: list[str] = []
@@ -46,7 +46,7 @@ class Plugin(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has no types
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A folder whose path leaves space for a socket's name: 107 bytes are all that there is."""
+    """A folder with a short path, because the path of a socket has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="probe-", dir="/tmp") as name:
         yield Path(name)
 

@@ -1,4 +1,4 @@
-"""The thread that publishes: started, told what is wanted, failing, in turns."""
+"""The publisher's thread: its start, new devices, failures, and turns with other publishers."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 class Started:
-    """A publisher, and the sentences that it says."""
+    """A publisher and the messages that it prints."""
 
     def __init__(self, api: ApiServer, devices: Devices, lock: str = "") -> None:
         self.api = api
@@ -60,11 +60,11 @@ class Started:
         self.want()
 
     def want(self) -> None:
-        """Publish what the devices are now."""
+        """Publish the current devices."""
         self.publisher.want(json.loads(json.dumps(wanted(self.devices))))
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something is so."""
+        """Wait until a condition is true."""
         end = time.monotonic() + 20
         while not condition():
             assert time.monotonic() < end, (self.said, self.api.asked)
@@ -75,7 +75,7 @@ class Started:
         return [each["name"] for one in found for each in one["spec"].get("devices", [])]
 
     def stop(self) -> None:
-        """Stop it, and wait for that."""
+        """Stop the publisher, and wait until its thread exits."""
         threads = [each for each in threading.enumerate() if each.name == THREAD]
         self.publisher.stop()
         self.until(lambda: any(not each.is_alive() for each in threads))
@@ -83,7 +83,7 @@ class Started:
 
 @pytest.fixture
 def start(api: ApiServer) -> Iterator[Callable[..., Started]]:
-    """Return what starts publishers, which end with the test."""
+    """Return a function that starts publishers; they are stopped after the test."""
     every: list[Started] = []
 
     def begin(*contents: list[Object], lock: str = "") -> Started:
@@ -111,7 +111,7 @@ def test_the_publisher_writes_changes_at_once_and_keeps_slices(
 
 
 def test_a_second_stop_closes_no_foreign_descriptor(start: Callable[..., Started]) -> None:
-    """The descriptor's number is reused by then."""
+    """Another file has the descriptor's number by then."""
     started = start([device("a")])
     number = started.publisher._writer
     started.stop()
@@ -130,7 +130,7 @@ def test_a_second_stop_closes_no_foreign_descriptor(start: Callable[..., Started
 def test_a_failed_publisher_restarts_and_reports_the_error_once(
     start: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Begins again, says why once, and has all that is wanted."""
+    """The publisher starts again, reports the cause once, and publishes all devices."""
     failures = [RuntimeError("of a test"), RuntimeError("of a test")]
     tend = SliceReconciler.tend
 
@@ -150,7 +150,7 @@ def test_a_failed_publisher_restarts_and_reports_the_error_once(
 def test_a_newer_publisher_waits_until_the_older_one_ends(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:
-    """The newer one begins when the older one has ended, also where that was killed."""
+    """The newer publisher also starts if the older one was killed."""
     lock = str(tmp_path / "lock")
     older = start([device("a")], lock=lock)
     older.until(lambda: older.names() == ["a"])
@@ -178,7 +178,7 @@ def test_a_newer_publisher_waits_until_the_older_one_ends(
 def test_an_unusable_lock_is_reported_and_tried_again(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:
-    """Not a link in its place; that is reported, and tried again."""
+    """A link in the lock's place is not followed."""
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     started = start([device("a")], lock=str(link))
@@ -209,7 +209,7 @@ class Machine:
 def test_published_devices_conform_to_the_api_models(
     api: ApiServer, start: Callable[..., Started], tmp_path: Path
 ) -> None:
-    """As the API's own rules and models have it (tests/lib/dra_reader.py)."""
+    """The API's own rules and models are used (tests/lib/dra_reader.py)."""
     reader = pytest.importorskip("dra_reader")
     (tmp_path / "root").mkdir()
     machine = Machine("amd", tmp_path / "root", 8)
@@ -222,7 +222,7 @@ def test_published_devices_conform_to_the_api_models(
 
 
 def as_sent(api: ApiServer) -> list[Object]:
-    """Return the slices without what only a server writes."""
+    """Return the slices without the fields that only a server writes."""
     found = api.slices()
     for each in found:
         del each["metadata"]["resourceVersion"]

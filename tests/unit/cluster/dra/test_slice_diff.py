@@ -1,4 +1,4 @@
-"""Writes to a pool, and their order: the rules of generations."""
+"""Writes to a pool and their order, according to the rules of generations."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ def pool(*contents: list[Object]) -> slice_diff.Pool:
 
 
 class Cluster:
-    """Slices, and what writes make of them at once."""
+    """Slices in a cluster that carries out writes at once."""
 
     def __init__(self) -> None:
         self.there: list[Object] = []
@@ -28,7 +28,7 @@ class Cluster:
         self.made = 0
 
     def write(self, wanted: slice_diff.Pool, most: int = 99, owner: Object = OWNER) -> list[str]:
-        """Carry out the first writes of a plan; return all."""
+        """Carry out the first writes of a plan; return all its writes."""
         found, self.known = plan(wanted, self.there, "n1", owner, self.known, slice_diff.is_same)
         for write in found[:most]:
             if write.what != CREATE:
@@ -46,7 +46,7 @@ class Cluster:
         return sorted(each["spec"]["pool"]["generation"] for each in self.there)
 
     def check(self, wanted: slice_diff.Pool) -> None:
-        """Check that the cluster has what is wanted, as one whole generation."""
+        """Check that the cluster has the wanted devices in one complete generation."""
         assert len({*self.generations()}) == 1
         assert {each["spec"]["pool"]["resourceSliceCount"] for each in self.there} == {
             len(self.there)
@@ -108,7 +108,7 @@ def test_a_slice_of_an_older_generation_is_deleted() -> None:
 
 
 def test_foreign_and_duplicate_slices_are_deleted() -> None:
-    """A request that was carried out though its answer was lost makes a second one."""
+    """A request that was carried out although its response was lost creates a second slice."""
     cluster = Cluster()
     wanted = pool([device("a")])
     cluster.write(wanted)
@@ -147,7 +147,7 @@ STEPS = some.tuples(some.lists(NAMES, min_size=1, max_size=4), some.integers(0, 
 
 @given(some.lists(STEPS, max_size=6), some.data())
 def test_any_interrupted_writes_are_repaired_by_the_next(steps: list[Any], data: Any) -> None:
-    """Plans cut off anywhere, slices deleted and others' among them: the next plan mends it all."""
+    """Plans are cut off anywhere, and slices are deleted; the next plan repairs all of it."""
     cluster = Cluster()
     for contents, most, forgets in steps:
         cluster.write(pool(*[[device(name) for name in names] for names in contents]), most)
@@ -211,7 +211,7 @@ def test_without_taints_unhealthy_devices_are_left_out() -> None:
 
 
 def test_without_counters_no_device_overlaps_another() -> None:
-    """A whole GPU and its parts: the first goes; of one in parts, those that fit go together."""
+    """Of a whole GPU and a part only the GPU is published; parts that fit stay together."""
     devices = [counted("whole", "g0", 7), counted("part", "g0", 3), *(
         counted(f"m{number}", "g1", 3) for number in range(3))]  # fmt: skip
     given = slice_diff.pools([counters("g0", "g1"), *slices([*devices, device("plain")])])

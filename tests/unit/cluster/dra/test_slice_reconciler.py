@@ -1,4 +1,4 @@
-"""A node's published slices are restored after changes by the cluster and other clients."""
+"""Restoration of a node's published slices after changes by the cluster and other clients."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def node(api: ApiServer) -> Iterator[Node]:
 
 @pytest.fixture
 def settled(node: Node) -> Node:
-    """A node that has published two slices, and has nothing more to do."""
+    """A node that has published two slices and has no pending work."""
     node.want(slices([A], [B]))
     node.run(lambda: node.names() == ["a", "b"])
     node.rest(120)
@@ -57,7 +57,7 @@ def test_slices_are_published_with_the_node_as_owner(node: Node) -> None:
 
 
 def test_an_unchanged_pool_causes_no_writes(settled: Node) -> None:
-    """Two hours by the clock, with the server's bookmarks: no write, no request but watches."""
+    """In two hours with the server's bookmarks the only requests are watches."""
     for _ in range(120):
         settled.api.bookmark()
         settled.rest(60)
@@ -72,7 +72,7 @@ def test_an_unchanged_pool_causes_no_writes(settled: Node) -> None:
 
 
 def test_a_silent_watch_is_started_again(settled: Node) -> None:
-    """Five minutes without a word: the connection may be one to nowhere."""
+    """After five minutes without data, the connection may be dead."""
     settled.rest(310)
     settled.run(lambda: settled.api.asked)
     [(_, _, query)] = settled.api.asked
@@ -110,7 +110,7 @@ def test_taints_are_added_at_once_and_removed_later(settled: Node) -> None:
 
 
 def test_a_flapping_device_causes_few_writes(settled: Node) -> None:
-    """A hundred changes in 100 s are three writes, and what counts at each moment is the worse."""
+    """A hundred changes in 100 s cause three writes, and the worse state counts at each moment."""
     for number in range(100):
         settled.want(slices([device("a", "" if number % 2 else "xid=79")], [B]))
         settled.rest(1)
@@ -143,7 +143,7 @@ def test_an_overloaded_server_is_asked_again_after_its_delay(settled: Node) -> N
 
 
 def test_taints_of_partitioned_gpus_are_added_and_removed(node: Node) -> None:
-    """Health and partitions together."""
+    """Health and partitions change together."""
     whole, part = counted("whole", "g0", 7), counted("part", "g0", 3)
     node.want(counters("g0"), slices([whole, part]))
     node.run(lambda: node.names() == ["whole", "part"])
@@ -185,7 +185,7 @@ def test_a_slice_changed_by_another_client_is_restored(settled: Node) -> None:
     "DRA: slices that are deleted repeatedly are restored at growing intervals",
 )
 def test_repeatedly_deleted_slices_are_restored_at_growing_intervals(settled: Node) -> None:
-    """Each restoration takes longer: no race that loads the server."""
+    """Growing intervals avoid a race that loads the server."""
     settled.api.asked.clear()
     end = settled.now + 300
     while settled.now < end:
@@ -221,7 +221,7 @@ def test_only_outdated_slices_of_this_driver_and_node_are_removed(
 def test_slices_of_other_nodes_are_unchanged(
     settled: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their slices are theirs, also where the server passes over the selector."""
+    """The server may ignore the selector and send slices of other nodes."""
     api = settled.api
     monkeypatch.setattr(api_server, "_fits", lambda *_: True)
     [theirs] = slices([A], node="n2")
@@ -244,7 +244,7 @@ def test_slices_of_a_removed_driver_are_deleted(settled: Node) -> None:
 
 
 def test_slices_of_a_recreated_node_are_restored_with_its_owner(settled: Node) -> None:
-    """Its slices go with it, and the new ones belong to the new one."""
+    """Kubernetes deletes the old node's slices; the new slices have the new node as their owner."""
     api = settled.api
     with api.lock:
         del api.objects["nodes", "", "n1"]
@@ -267,7 +267,7 @@ def test_slices_are_published_when_the_node_appears(api: ApiServer) -> None:
 
 
 def test_a_write_conflict_keeps_the_other_clients_change(settled: Node) -> None:
-    """Another client wrote in between, and the watch hasn't reported it yet."""
+    """Another client has written meanwhile, and the watch hasn't reported it yet."""
     name = settled.api.slices("n1")[0]["metadata"]["name"]
     settled.api.fail(409, "PUT")
     settled.api.change(name, lambda found: found["metadata"].update(labels={"theirs": "1"}))
@@ -278,7 +278,7 @@ def test_a_write_conflict_keeps_the_other_clients_change(settled: Node) -> None:
 
 @pytest.mark.parametrize("what", [500, CUT])
 def test_a_write_with_unknown_outcome_creates_no_duplicate_slices(settled: Node, what: Any) -> None:
-    """It may have been done: what is there is looked at before it is made again."""
+    """The write may have succeeded, so existing slices are read before they are created again."""
     settled.api.fail(what, "POST")
     settled.api.wipe("n1")
     settled.run(lambda: settled.names() == ["a", "b"], 30)
@@ -313,7 +313,7 @@ def test_a_broken_watch_is_restarted(settled: Node, name: str) -> None:
 
 
 def test_watches_that_end_constantly_are_restarted_rarely(settled: Node) -> None:
-    """As behind a proxy that is set up badly: not asked more than about once a minute."""
+    """Behind a badly configured proxy the server gets about one request a minute at most."""
     settled.rest(60)
     settled.api.fail(GARBAGE, "GET", "watch=true", times=10_000)
     settled.api.cut_watches()
@@ -374,7 +374,6 @@ def test_older_api_versions_get_their_own_format(api: ApiServer, node: Node, ver
 def test_counters_are_published_in_the_form_for_the_server_version(
     api: ApiServer, node: Node
 ) -> None:
-    """The form that the server's version wants."""
     api.release = ("1", "34")
     node.keeper.want({"apart": slices([A], [B]), "together": slices([A])}, [])
     node.run(lambda: api.slices("n1"))
@@ -389,7 +388,7 @@ def test_counters_are_published_in_the_form_for_the_server_version(
 def test_without_counters_in_the_cluster_no_device_is_given_twice(
     api: ApiServer, node: Node, field: str
 ) -> None:
-    """No device may be given out together with its parts: never while that isn't known either."""
+    """A device and its parts aren't published together, even while this isn't known yet."""
     api.lacking = {field}
     whole, part = counted("whole", "g0", 7), counted("part", "g0", 3)
     node.want(counters("g0"), slices([whole, part]))
@@ -438,7 +437,7 @@ def test_a_feature_gate_switched_on_by_an_update_is_noticed(api: ApiServer, node
 def test_a_server_that_changes_objects_causes_no_endless_writes(
     api: ApiServer, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A webhook, or a newer server: written once, and not in an endless race with it."""
+    """A webhook or newer server changes each object; gpuhook must not write it again forever."""
     accepted = api._accepted
 
     def changed(given: Any) -> Any:
@@ -462,7 +461,7 @@ def test_a_server_that_changes_objects_causes_no_endless_writes(
 
 
 def test_a_taint_reaches_the_cluster_within_seconds(settled: Node) -> None:
-    """From the verdict to the cluster, by wall-clock time: far below 5 s."""
+    """The wall-clock time from the verdict to the cluster is far below 5 s."""
     began = time.monotonic()
     settled.want(slices([device("a", "xid=79")], [B]))
     settled.run(settled.taints)

@@ -1,4 +1,4 @@
-"""The supervisor's children: listeners that hang or end, a server that reads nothing."""
+"""The supervisor's children: listeners that hang or exit, and a server that reads nothing."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class Clock:
 
 
 class Events:
-    """A vendor's ``events``, whose children say the lines that they are given and then wait."""
+    """A vendor's ``events``, whose children print the given lines and then wait."""
 
     BEAT = 10.0
 
@@ -275,7 +275,7 @@ def test_a_driver_without_events_is_reported_once(
 def test_a_stopped_server_that_leaves_a_small_state_unread_is_restarted(
     said: list[str], clock: Clock
 ) -> None:
-    """The socket's buffer has space for it, so nothing waits to be written."""
+    """The socket's buffer has space for the state, so no write is pending."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
 
     def serve(fd: int) -> int:
@@ -316,7 +316,7 @@ def test_a_stopped_server_that_leaves_a_small_state_unread_is_restarted(
 
 @pytest.fixture
 def server(said: list[str], clock: Clock) -> Iterator[tuple[StateWorker, int]]:
-    """A server that reads nothing, and a pipe on which it would say so."""
+    """A server that reads nothing, and a pipe that shows when it has been started."""
     reader, writer = os.pipe2(os.O_NONBLOCK)
 
     def serve(_: int) -> int:
@@ -368,7 +368,7 @@ def test_only_the_last_waiting_state_is_kept(server: tuple[StateWorker, int]) ->
 
 
 def test_a_server_that_was_killed_is_not_killed_again(server: tuple[StateWorker, int]) -> None:
-    """Its id may be another process' by then."""
+    """Its pid may belong to another process by then."""
     made, _ = server
     made.tend()
     os.kill(made.pid, signal.SIGKILL)
@@ -377,7 +377,7 @@ def test_a_server_that_was_killed_is_not_killed_again(server: tuple[StateWorker,
 
 
 def test_the_server_ends_with_its_supervisor_even_if_its_pipe_is_held() -> None:
-    """A child that makes documents, or a driver's that hangs, has the pipe's other end."""
+    """A child that writes CDI specs, or a driver's child that hangs, holds the pipe's other end."""
     reader, writer = os.pipe()
     supervisor = os.fork()
     if supervisor == 0:
@@ -407,7 +407,7 @@ def test_the_server_ends_with_its_supervisor_even_if_its_pipe_is_held() -> None:
 
 
 def name_of(pid: int) -> str:
-    """Return what a process is called, "" where it has ended."""
+    """Return the name of a process, or "" if it has exited."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

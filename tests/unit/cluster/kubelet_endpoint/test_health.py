@@ -1,4 +1,4 @@
-"""Recovery of devices."""
+"""Recovery of devices after errors."""
 
 from typing import Any
 
@@ -85,7 +85,10 @@ STEPS = st.lists(
 
 @hypothesis.given(steps=STEPS)
 def test_any_sequence_of_events_keeps_health_consistent(steps: list[tuple[str, Any]]) -> None:
-    """Unwell until quiet and answering, never by another's trouble, and never for ever."""
+    """A device is unhealthy until it is quiet and responds.
+
+    No other device's error affects it, and no device stays unhealthy forever.
+    """
     clock = Clock()
     state = Health(100.0, clock)
     heard: dict[str, float] = {}

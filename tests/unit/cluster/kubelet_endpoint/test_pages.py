@@ -1,4 +1,4 @@
-"""Memory that is given back, without what it says being lost."""
+"""Release of memory without loss of its content."""
 
 import ctypes
 import mmap
@@ -11,7 +11,7 @@ SIZE = 8 << 20
 
 
 def resident() -> int:
-    """Return how many bytes of files this process has in memory."""
+    """Return the number of bytes of mapped files that this process has in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[2])
     return pages * mmap.PAGESIZE
 
@@ -32,7 +32,7 @@ def test_released_library_memory_is_read_again_from_its_file(tmp_path: Path) -> 
 
 
 def test_written_pages_are_kept_when_memory_is_released(tmp_path: Path) -> None:
-    """Also where that can no longer be written to, as the loader leaves a library's tables."""
+    """Written pages are kept even if read-only now, as the loader leaves a library's tables."""
     path = tmp_path / "library"
     path.write_bytes(bytes(SIZE))
     with path.open("rb") as file:

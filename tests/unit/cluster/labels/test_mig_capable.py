@@ -12,7 +12,7 @@ from gpuhook.vendors.nvidia.model import Gpu, NvidiaInventory
 
 
 class NotSupportedError(Exception):
-    """NVML's error."""
+    """A stand-in for NVML's error."""
 
 
 def unsupported(*_arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A node's labels: AMD's, as its labeller has them, and how they get to the API server."""
+"""Labels of a node: AMD's, equal to those of AMD's labeller, and updates in the API server."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def made(*inventories: Inventory) -> dict[str, str]:
 
 
 def test_amd_labels_equal_those_of_amds_labeller(tmp_path: Path) -> None:
-    """Labels that AMD's labeller writes for eight identical GPUs, except family and firmware."""
+    """AMD's labeller writes these labels for eight identical GPUs, except family and firmware."""
     found = made(paper.machine("amd", tmp_path, 8, model="AMD Instinct MI308X (OAM)"))
     assert found == {
         "amd.com/compute-memory-partition": "spx_nps1",
@@ -170,7 +170,7 @@ def test_only_labels_written_by_gpuhook_are_removed_from_a_node(
     instead="before = {key for key in noted.split(',') if key}",
 )
 def test_a_node_annotation_removes_only_vendor_labels(api: ApiServer, node: ClusterNode) -> None:
-    """An account that may annotate a node, but not label it, can't have others' labels removed."""
+    """An account that may annotate but not label a node must not be able to remove other labels."""
     others = {
         f"{domain}/x": "y"
         for domain in (

@@ -1,4 +1,4 @@
-"""Shared parts of the NRI plugin's tests: a machine with GPUs."""
+"""Shared parts of the NRI plugin's tests: a simulated machine with GPUs."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from gpuhook.core.inventory import cache
 
 @pytest.fixture
 def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InjectionMode:
-    """A machine with four of AMD's GPUs, whose nodes are those of /dev/null."""
+    """A simulated machine with four AMD GPUs, whose nodes have the numbers of /dev/null."""
     inventory = paper.machine("amd", tmp_path)
     monkeypatch.setattr(cache, "get_inventory", lambda *_, **__: inventory)
     status = os.stat("/dev/null")

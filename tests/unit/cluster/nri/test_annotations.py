@@ -1,4 +1,4 @@
-"""Annotations by which NVIDIA's plugin gives CDI devices to pods: they give nothing here."""
+"""Annotations by which NVIDIA's plugin adds CDI devices to pods: here they add none."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from gpuhook.cluster.nri.asked import ContainerRequest
 def test_an_annotation_gives_no_device_the_kubelet_has_not_allocated(
     case: dict[str, Any], gate: bool, way: InjectionMode
 ) -> None:
-    """A user who may annotate a pod would get every device of the node."""
+    """Otherwise a user who may annotate a pod would get every device of the node."""
     given = case["input"]
     annotations = tuple(given["annotations"].items())
     asked = ContainerRequest(

@@ -1,4 +1,4 @@
-"""The gate: nothing that reads a container's words gives it more than the kubelet gave."""
+"""The gate: no reader of a container's requests gives it more devices than the kubelet did."""
 
 import copy
 import itertools
@@ -34,7 +34,7 @@ FIRST, SECOND = "GPU-00000000-0000-0000-0000-000000000000", "0x84cafeae17e7610"
 
 
 class Machine:
-    """A machine with four GPUs of NVIDIA's, four of AMD's and four accelerators of Gaudi's."""
+    """A simulated machine with four NVIDIA GPUs, four AMD GPUs and four Gaudi accelerators."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         nvidia = machines.machine(*(machines.gpu(index, index + 100) for index in range(4)))
@@ -59,7 +59,7 @@ class Machine:
         return self.inventories[vendor.names.NAME]
 
     def ids(self, spec: dict[str, Any], config: Config) -> set[str]:
-        """Return which devices gpu-py gives; none where it refuses."""
+        """Return the devices that gpu-py gives, or none if it refuses."""
         try:
             found = resolve(spec, config, self.known, container=ID)
         except GpuhookError:
@@ -67,7 +67,7 @@ class Machine:
         return {name for grant in (found.grants if found else ()) for name in grant.ids}
 
     def of_edits(self, edits: Mapping[str, Any]) -> set[str]:
-        """Return which devices edits give, by their nodes."""
+        """Return the devices whose nodes are in the edits."""
         paths = {node["path"] for node in edits.get("deviceNodes", ())}
         return {
             device.id
@@ -104,7 +104,7 @@ ENGINES = (engines.adjusted, engines.replaced, engines.replaced_first)
 
 
 def first_entries(env: Iterable[str]) -> list[str]:
-    """Return what a runtime reads that takes the first entry of a name, as Ascend's does."""
+    """Return the entries for a runtime that reads the first of each name, as Ascend's does."""
     found: dict[str, str] = {}
     for entry in env:
         found.setdefault(entry.partition("=")[0], entry)
@@ -114,7 +114,7 @@ def first_entries(env: Iterable[str]) -> list[str]:
 def strangers(
     machine: Machine, env: list[str], asked: ContainerRequest, config: Config
 ) -> set[str]:
-    """Return which devices runtimes give that know no verdict, whatever they go by."""
+    """Return the devices that runtimes without verdicts may give, whatever requests they read."""
     found: set[str] = set()
     for read in (list, first_entries):
         for by_mounts, by_notes in itertools.product((False, True), repeat=2):
@@ -134,7 +134,7 @@ def strangers(
 
 
 def of_amds(machine: Machine, env: Iterable[str]) -> set[str]:
-    """Return what AMD's runtime gives by a swarm's variables, of which it reads any."""
+    """Return the devices that AMD's runtime gives because of a swarm's variables of any name."""
     values = [each.partition("=")[2] for each in env if each.startswith("DOCKER_RESOURCE_")]
     words = {word.strip().lower() for value in values[-1:] for word in value.split(",")}
     return {
@@ -147,7 +147,10 @@ def of_amds(machine: Machine, env: Iterable[str]) -> set[str]:
 def check(
     machine: Machine, asked: ContainerRequest, config: Config, names: list[tuple[str, str]]
 ) -> NriResponse:
-    """Let the gate decide, and check that no runtime gives more; RequestError if it refuses."""
+    """Let the gate decide, and check that no runtime gives more devices.
+
+    A refusal by the gate raises RequestError.
+    """
     way = InjectionMode(config, HOOK, given=lambda *_: names)
     answer = decide(asked, way)
     if answer.verdict is not None:
@@ -202,7 +205,7 @@ ENTRIES = some.one_of(
 
 
 def rarely(strategy: Any, otherwise: Any) -> Any:
-    """Return a strategy that comes one time in four."""
+    """Return a strategy that is drawn one time in four."""
     nothing = some.just(otherwise)
     return some.one_of(nothing, nothing, nothing, strategy)
 
@@ -338,7 +341,7 @@ def test_a_repeated_devices_variable_is_refused_or_left_to_gpu_py(
 
 @pytest.mark.parametrize("handler", ["", "nvidia", "gpu-x"])
 def test_the_kubelets_value_counts_over_the_images(machine: Machine, handler: str) -> None:
-    """It comes last; a runtime that reads the first entry gets the same by the change."""
+    """The kubelet's value comes last; a change gives it to a runtime that reads the first entry."""
     asked = asking(ALL, f"NVIDIA_VISIBLE_DEVICES={FIRST}", handler=handler)
     found = changed(machine, asked, ONE)["NVIDIA_VISIBLE_DEVICES"]
     assert found == (FIRST if handler == "nvidia" else "void")
@@ -381,7 +384,7 @@ def test_every_repeated_nvidia_variable_is_set_to_its_last_value(machine: Machin
 def test_values_are_replaced_by_plain_device_names(
     machine: Machine, value: str, names: tuple[Any, ...], expected: str
 ) -> None:
-    """A runtime that reads more or less into a word sees none of it."""
+    """A runtime that interprets a word differently never sees that word."""
     asked = asking(f"NVIDIA_VISIBLE_DEVICES={value}", handler="nvidia")
     assert changed(machine, asked, *names) == {"NVIDIA_VISIBLE_DEVICES": expected}
 
@@ -395,7 +398,7 @@ def test_plain_values_are_unchanged(machine: Machine, value: str) -> None:
 def test_an_absent_vendor_does_not_skip_the_check_of_others(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its absence is no reason to look at no other: an image asks for several."""
+    """An image may request devices of several vendors, so the others must be checked."""
     look = cache.get_inventory
 
     def absent(config: Config, vendor: Any, **more: Any) -> Any:
@@ -478,7 +481,7 @@ def test_ambiguous_device_mounts_are_refused(
 def test_device_mounts_are_refused_unless_allocated_by_the_kubelet(
     machine: Machine, name: str, accepts: bool
 ) -> None:
-    """NVIDIA's has a setting of its own for them."""
+    """NVIDIA's runtime has its own setting for such mounts."""
     folder = "/var/run/nvidia-container-devices"
     mounts = ((f"{folder}/{FIRST}", "/dev/null"), (f"{folder}/{name}", "/dev/null"))
     for handler in ("", "nvidia", "gpu-x"):
@@ -498,7 +501,7 @@ def test_device_mounts_are_refused_unless_allocated_by_the_kubelet(
 def test_cdi_annotations_are_refused_unless_allocated_by_the_kubelet(
     machine: Machine, key: str, handler: str
 ) -> None:
-    """NVIDIA's runtime reads them by one prefix, its plugin of the engine's by another."""
+    """NVIDIA's runtime and its plugin of the engine read different annotation prefixes."""
     chosen = {"cdi_annotation_prefixes": ("cdi.k8s.io/", "my.io/"), "gate": True}
     for text in ("nvidia.com/gpu=1", "nvidia.com/gpu=all", "a.com/b=1", "nvidia.com/gpu=0,x"):
         asked = asking(pod_annotations=((key, text),), handler=handler)
@@ -516,7 +519,7 @@ LIMIT, LEAST = "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"
 def test_a_request_for_any_gives_the_devices_of_the_kubelet(
     machine: Machine, word: str, handler: str
 ) -> None:
-    """As all is; without a gate, a pod's container is refused."""
+    """A request for any device is treated as one for all; without a gate it is refused in a pod."""
     asked = asking(f"NVIDIA_VISIBLE_DEVICES={word}", handler=handler)
     config = settings_of(machine, gate=True)
     answer = check(machine, asked, config, [("nvidia.com/gpu", FIRST)])
@@ -532,7 +535,7 @@ def test_a_request_for_any_gives_the_devices_of_the_kubelet(
 
 
 def limited(*env: str, handler: str = "", **annotations: str) -> ContainerRequest:
-    """Return a container whose pod has these annotations for it, and one for its neighbour."""
+    """Return a container whose pod has these memory annotations, and one for another container."""
     own = [(MEMORY.format("main", end), text) for end, text in annotations.items()]
     notes = (*own, (MEMORY.format("other", "limit"), "1Gi"))
     return asking(*env, handler=handler, pod_annotations=notes)
@@ -558,7 +561,7 @@ def test_memory_annotations_become_variables(
     annotations: dict[str, str],
     expected: dict[str, str],
 ) -> None:
-    """The lower one of annotation and variable counts, whatever gives the container its devices."""
+    """The lower of annotation and variable counts, whatever gives the container its devices."""
     assert changed(machine, limited(*env, handler=handler, **annotations)) == expected
 
 
@@ -590,7 +593,7 @@ def test_annotations_for_another_container_are_ignored(machine: Machine) -> None
 def test_swarm_variables_are_refused_unless_allocated_by_the_kubelet(
     machine: Machine, name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AMD's runtime reads all that begin so, NVIDIA's the one that its own configuration names."""
+    """AMD's runtime reads all with this prefix, NVIDIA's those that its configuration names."""
     theirs = tmp_path / "config.toml"
     theirs.write_text('swarm-resource = "OTHER,MY_SWARM"\n')
     monkeypatch.setattr("gpuhook.cluster.nri.gate._NVIDIAS", str(theirs))
@@ -605,7 +608,7 @@ def test_swarm_variables_are_refused_unless_allocated_by_the_kubelet(
 def test_only_one_of_several_variables_of_a_vendor_keeps_a_value(
     machine: Machine, others: str
 ) -> None:
-    """Another runtime may go by any of them, so only one has a value."""
+    """Another runtime may read any of them, so the others are set to request nothing."""
     [device, *_] = machine.inventories["gaudi"].devices
     given = ("habana.ai/gaudi", device.id)
     first, name = "HABANA_VISIBLE_DEVICES", f"HABANA_VISIBLE_{others}"
@@ -623,7 +626,7 @@ def test_only_one_of_several_variables_of_a_vendor_keeps_a_value(
 def test_the_verdict_for_gpu_py_has_only_devices_the_kubelet_gave(
     machine: Machine, accepts: bool
 ) -> None:
-    """All that was given, whatever the plugin can see of its privileges."""
+    """The verdict doesn't depend on the privileges that the plugin can see."""
     config = settings_of(machine, gate=True, accept_envvar_unprivileged=accepts)
     for env, names, expected in (
         ((ALL,), (ONE,), {"nvidia": (FIRST,)}),
@@ -646,7 +649,7 @@ def test_the_verdict_for_gpu_py_has_only_devices_the_kubelet_gave(
 )
 @pytest.mark.parametrize("handler", ["", "gpu-x", "kata"])
 def test_devices_given_by_the_plugin_are_not_given_again(machine: Machine, handler: str) -> None:
-    """The runtime may be gpu-py by another name, or the engine's default."""
+    """The runtime may be gpu-py by another name, or the engine's default runtime."""
     for env in ((ALL,), (ALL, f"NVIDIA_VISIBLE_DEVICES={FIRST}")):
         config = settings_of(machine, gate=True)
         answer = check(machine, asking(*env, handler=handler), config, [ONE])
@@ -674,7 +677,7 @@ def a_request(payload: bytes) -> bytes:
     "nri-long-request", "an NRI request too long to be parsed is refused if it may ask for devices"
 )
 def test_an_overlong_request_is_not_parsed_and_refused_if_it_names_devices() -> None:
-    """It isn't parsed; what it may ask for is found by its bytes."""
+    """The request isn't parsed; its bytes show whether it may request devices."""
     short, config = b"x" * LONGEST, Config()
     for size, is_parsed in ((LONGEST - 100, True), (LONGEST, False)):
         payload = wire.message((2, wire.message((8, "x" * size))))
@@ -688,7 +691,7 @@ def test_an_overlong_request_is_not_parsed_and_refused_if_it_names_devices() -> 
 
 
 def test_long_requests_are_refused_in_time(machine: Machine) -> None:
-    """300,000 annotations took 2.3 s, and an engine waits two."""
+    """The parsing of 300,000 annotations took 2.3 s, and an engine waits only two."""
     notes = b"".join(
         wire.message((6, wire.message((1, f"a{n}"), (2, "b")))) for n in range(150_000)
     )

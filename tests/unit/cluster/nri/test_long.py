@@ -1,4 +1,4 @@
-"""Requests without end: an engine that waits two seconds drops the plugin, and with it the gate."""
+"""Overlong requests: an engine drops a plugin after two seconds, and thereby the gate."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def test_an_overlong_device_request_is_refused_at_once(
 
 
 def test_long_unrelated_variables_are_accepted(way: InjectionMode) -> None:
-    """They aren't read, and without a word to us nothing is."""
+    """Such variables aren't read, and a container without a request is accepted unread."""
     asked = ContainerRequest(
         "n", "p", "c", "", (*(["A=" + "x" * 100_000] * 20), "AMD_VISIBLE_DEVICES=1")
     )

@@ -1,4 +1,4 @@
-"""The process that parses what engines send: it may do nothing else, and its end ends no gate."""
+"""The parser process for engines' messages: restricted to parsing, with a gate that survives it."""
 
 import os
 import re
@@ -71,7 +71,7 @@ def test_the_parser_returns_requests_and_refuses_invalid_messages(parser: Parser
     "parser-limits", "the NRI request parser can't open files or start processes", instead="pass"
 )
 def test_the_parser_runs_without_privileges_files_or_processes(parser: Parser) -> None:
-    """It reads tenants' texts, so it runs as nobody, and can open, make and start nothing."""
+    """The parser reads texts of tenants, so it runs as nobody and can't open or start anything."""
     parser.request(creating(), PATIENCE)
     folder = Path(f"/proc/{parser._pid}")
     status = dict(re.findall(r"(\w+):\t(.*)", (folder / "status").read_text()))
@@ -94,7 +94,6 @@ def test_the_parser_runs_without_privileges_files_or_processes(parser: Parser) -
 def test_a_killed_parser_refuses_the_request_and_is_replaced(
     parser: Parser, number: signal.Signals
 ) -> None:
-    """The request is refused, and the next is parsed."""
     parser.request(creating(), PATIENCE)
     os.kill(parser._pid, number)
     with pytest.raises(PluginError, match=f"ended with signal {int(number)}"):
@@ -141,7 +140,7 @@ WRONG: dict[str, Any] = {
 def test_a_parser_result_of_the_wrong_type_is_refused(
     parser: Parser, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """As one that a tenant has taken over: root's process believes no type."""
+    """A tenant may have taken over the parser, so root's process checks all types."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "parsed", lambda *_: WRONG[name])
         with pytest.raises(PluginError, match="returned something else"):

@@ -1,4 +1,4 @@
-"""The conversation with an engine of the tests' own: what is registered, asked and answered."""
+"""The NRI plugin with a test engine: its registration, the engine's requests, and the responses."""
 
 import itertools
 import os
@@ -34,7 +34,7 @@ HOOK = "/opt/gpuhook/bin/gpuhook-cdi-hook"
 
 
 class Engine:
-    """The engine's end: asks the plugin, by the wire as tests write it."""
+    """The engine's end of a connection, which sends requests encoded by the tests' own code."""
 
     def __init__(self, channel: socket.socket, stop: int) -> None:
         self._connection = Connection(channel, stop)
@@ -52,7 +52,7 @@ class Engine:
         return string(who, 1), string(who, 2)
 
     def ask(self, method: str, payload: bytes = b"", service: str = "Plugin") -> bytes:
-        """Return the whole response."""
+        """Send a request; return the whole response."""
         self._stream += 2
         request = wire.message((1, f"{NRI}{service}"), (2, method), (3, payload))
         self._connection.send(PLUGIN, self._stream, REQUEST, request)
@@ -93,7 +93,7 @@ def environment(response: bytes) -> dict[str, str]:
 
 
 class Served:
-    """A plugin that runs in a thread, and the engine that it serves."""
+    """A plugin that runs in a thread, and its engine."""
 
     def __init__(
         self, way: InjectionMode, current: Callable[[], InjectionMode] | None = None
@@ -203,7 +203,7 @@ def test_cdi_mode_answers_with_cdi_device_names(way: InjectionMode) -> None:
 
 @pytest.fixture
 def gated(way: InjectionMode) -> Iterator[tuple[Served, list[tuple[str, str]]]]:
-    """A plugin with a gate, and what the kubelet gave to the container main of team/pod."""
+    """A plugin with a gate, and the list of devices that the kubelet gave to main in team/pod."""
     names: list[tuple[str, str]] = []
 
     def given(*container: Any) -> list[tuple[str, str]]:
@@ -233,7 +233,7 @@ def test_a_device_that_the_kubelet_has_not_allocated_is_refused(gated: Gated) ->
 
 
 def test_the_gate_knows_the_pod_by_its_uid(way: InjectionMode) -> None:
-    """The kubelet's record of init containers has pods by their uids."""
+    """The kubelet's record of init containers identifies pods by uid."""
     asked: list[tuple[Any, ...]] = []
 
     def given(*container: Any) -> list[tuple[str, str]]:
@@ -254,7 +254,7 @@ def test_the_gate_knows_the_pod_by_its_uid(way: InjectionMode) -> None:
 )
 @pytest.mark.parametrize("handler", ["gpu-py", "nvidia"])
 def test_a_runtime_class_does_not_bypass_the_gate(gated: Gated, handler: str) -> None:
-    """The runtime would give what the container asks for, and a pod's author names the class."""
+    """A pod's author chooses the class, and its runtime would give the requested devices."""
     served, names = gated
     pod = ((7, handler),)
     assert "asks for AMD GPU 1 by" in refusal(
@@ -323,7 +323,7 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], ContainerRequest, tuple[str, str]]] 
 )
 @pytest.mark.parametrize("name", [*DOCUMENTED])
 def test_cdi_specs_do_not_bypass_the_gate(way: InjectionMode, name: str) -> None:
-    """A runtime of ours reads them, so what they bring has to be the kubelet's gift, too."""
+    """gpuhook's runtimes read CDI specs, so the kubelet must have allocated their devices, too."""
     chosen, asked, right = DOCUMENTED[name]
     for key, value in chosen.items():
         setattr(way.config, key, value)
@@ -340,7 +340,7 @@ def test_cdi_specs_do_not_bypass_the_gate(way: InjectionMode, name: str) -> None
     instead="if True:",
 )
 def test_the_kubelet_is_asked_once_for_a_container(way: InjectionMode) -> None:
-    """It may be slow, and an engine that waits longer than two seconds goes on without the gate."""
+    """The kubelet may be slow, and after two seconds an engine continues without the gate."""
     asked: list[tuple[str, ...]] = []
 
     def given(namespace: str, pod: str, name: str, _uid: str, left: float) -> list[tuple[str, str]]:
@@ -389,7 +389,7 @@ def test_the_kubelet_is_asked_with_the_remaining_time(
 def test_cdi_annotations_do_not_bypass_the_gate_under_any_handler(
     gated: Gated, way: InjectionMode
 ) -> None:
-    """CRI-O passes on a pod's, which its author writes."""
+    """CRI-O passes on the annotations of a pod, which its author writes."""
     served, names = gated
     way.config.accept_annotations = True
     pod = ((7, "gpu-py"),)
@@ -429,7 +429,7 @@ WAYS: dict[str, tuple[str, tuple[tuple[str, str], ...], str]] = {
 def test_no_handler_gives_devices_the_kubelet_has_not_allocated(
     way: InjectionMode, name: str, handler: str, accepts: bool, privileged: bool
 ) -> None:
-    """It may be the default one or have any name, and what it sees of privileges we don't."""
+    """A handler may have any name, and may see privileges that the plugin can't see."""
     variable, mounts, annotation = WAYS[name]
     notes = (("cdi.k8s.io/x", annotation),) if annotation else ()
     config = way.config
@@ -520,7 +520,7 @@ def test_a_request_for_all_gives_the_allocated_devices(gated: Gated) -> None:
 def test_an_internal_error_refuses_only_that_container(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plugin's end would be that of the gate, and the container would start."""
+    """If the plugin exited, the gate would be gone and the container would start."""
     served.engine.registration()
 
     def fail(*_: Any, **__: Any) -> None:
@@ -539,7 +539,7 @@ def test_an_internal_error_refuses_only_that_container(
     instead="is_long = False",
 )
 def test_an_overlong_request_is_refused_and_the_next_is_answered(served: Served) -> None:
-    """It is refused, and the next one has an answer: the end would be that of the gate."""
+    """The connection must stay open, because the gate is gone without it."""
     served.engine.registration()
     for size in ((4 << 20) + 1, 15 << 20):
         payload = b"\0" * size
@@ -552,7 +552,7 @@ def test_an_overlong_request_is_refused_and_the_next_is_answered(served: Served)
     "an overlong list of running containers doesn't keep the NRI plugin from serving",
 )
 def test_a_large_list_of_running_containers_is_accepted(served: Served) -> None:
-    """An older engine says it in one message, whatever its length, and needs an answer."""
+    """An older engine sends the list in one message of any length, and needs a response."""
     served.engine.registration()
     served.engine.ask("Configure", wire.message((2, "containerd"), (3, "1.7.24")))
     answer = served.engine.ask("Synchronize", b"\0" * (5 << 20))
@@ -575,7 +575,7 @@ def test_an_overlong_answer_becomes_a_refusal(
 def test_a_container_is_refused_where_its_verdict_cannot_be_written(
     way: InjectionMode, tmp_path: Path
 ) -> None:
-    """The container isn't started: the runtime would find none, or that of another time."""
+    """Otherwise the runtime would find no verdict, or an older one."""
     way.config.gate, way.config.state_dir = True, str(tmp_path / "file")
     (tmp_path / "file").write_text("")
     made = Served(InjectionMode(way.config, HOOK, given=lambda *_: [SECOND]))
@@ -594,7 +594,7 @@ def test_a_container_is_refused_where_its_verdict_cannot_be_written(
 def test_unreadable_settings_refuse_only_containers_that_request_devices(
     way: InjectionMode,
 ) -> None:
-    """Containers that request devices are refused, as by gpu-py; others are unchanged."""
+    """gpu-py also refuses only containers that request devices."""
     broken: list[bool] = []
 
     def current() -> InjectionMode:
@@ -616,13 +616,13 @@ def test_unreadable_settings_refuse_only_containers_that_request_devices(
 
 
 def test_a_refusal_has_at_most_1024_bytes() -> None:
-    """Kubernetes cuts what events say, and an engine writes it into its log."""
+    """Kubernetes truncates the messages of events, and engines write them into their logs."""
     said = refusal(_refusal(2, "é" * 2000))
     assert 1000 < len(said.encode()) <= 1024
 
 
 def test_invalid_names_and_variables_refuse_only_their_container(served: Served) -> None:
-    """Names and variables that are long, odd, or no text end nothing but that container."""
+    """Names and variables that are long, odd or not text must not stop the plugin."""
     served.engine.registration()
     served.engine.create("A" * 200_000, "=", "", "NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES=")
     said = refusal(served.engine.create("AMD_VISIBLE_DEVICES=" + "9," * 50_000))
@@ -662,7 +662,7 @@ def test_an_invalid_message_ends_the_connection(served: Served) -> None:
 
 
 class Listener:
-    """An engine's socket; ``once`` serves one plugin and hangs up."""
+    """An engine's socket; ``once`` serves one plugin and closes the connection."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -689,7 +689,7 @@ class Listener:
 def test_a_restarted_engine_is_connected_again(
     way: InjectionMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is looked for until it is there, and again when it hangs up, until we are told to stop."""
+    """The plugin looks for the engine until it appears, and after each hang-up, until SIGTERM."""
     monkeypatch.setattr("gpuhook.cluster.nri.service._AGAIN", 0.05)
     path, said, failed = tmp_path / "nri.sock", list[str](), list[BaseException]()
 

@@ -1,4 +1,4 @@
-"""The wire to an engine: frames and messages, whole, in pieces, too long, and any bytes at all."""
+"""The connection to an engine: frames and messages, whole, in pieces, too long, or any bytes."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ def message(stream: int, kind: int, data: bytes) -> bytes:
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Connection, socket.socket]]:
-    """Our end of a connection, and the engine's."""
+    """Our end of a connection, and the engine's end."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     try:
@@ -46,7 +46,7 @@ def test_a_message_is_one_frame(ends: Ends) -> None:
 
 
 def test_a_long_message_is_split_into_frames(ends: Ends) -> None:
-    """containerd reads 4096 bytes at once, and hangs up at a frame that has more."""
+    """containerd reads 4096 bytes at once, and closes the connection at a larger frame."""
     ours, theirs = ends
     data = bytes(range(256)) * 40
     ours.send(PLUGIN, 7, RESPONSE, data)
@@ -60,7 +60,7 @@ def test_a_long_message_is_split_into_frames(ends: Ends) -> None:
 
 
 def test_messages_are_assembled_from_any_pieces(ends: Ends) -> None:
-    """Frames come in any pieces, and a message may be in several frames or share one."""
+    """Frames arrive in any pieces; a message may take several frames or share one."""
     ours, theirs = ends
     whole = message(1, REQUEST, b"one") + message(3, REQUEST, b"two")
     wire = frame(1, whole[:5]) + frame(9, b"nobody's") + frame(1, whole[5:])
@@ -123,7 +123,7 @@ def test_receiving_ends_when_stopped() -> None:
 
 @given(some.binary(max_size=400))
 def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
-    """Whatever comes is messages, or ends the connection with a sentence."""
+    """Bytes that aren't messages raise only a PluginError."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     with ours, theirs:

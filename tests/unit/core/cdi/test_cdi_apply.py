@@ -37,7 +37,7 @@ PHRASES = {
 
 
 def null_alone(path: str) -> Node | None:
-    """Stand for a host that has /dev/null and nothing else."""
+    """Return the node of a host that has only /dev/null."""
     if path != "/dev/null":
         raise FileNotFoundError(2, os.strerror(2), path)
     return ("c", 1, 3, 0o666)
@@ -52,7 +52,7 @@ def spec_of(data: dict[str, Any], indent: int | None = 1) -> Spec:
 
 
 def look(root: Path, given_: dict[str, Any]) -> folders.FolderContent:
-    """Make the folder etc of a case, which holds files or is written with one's name."""
+    """Create the folder etc of a case with its files; return the content that is read from it."""
     (root / "etc").mkdir()
     files = given_.get("etc", {})
     files = {**files, **{key[4:]: given_[key] for key in given_ if key.startswith("etc/")}}

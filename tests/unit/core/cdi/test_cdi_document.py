@@ -1,4 +1,4 @@
-"""Documents read as the engines' library reads them: what is taken, what is refused, and where."""
+"""CDI specs read as by the engines' library: accepted and refused ones, and error lines."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ PHRASES = {
 
 
 def of(document_: dict[str, Any]) -> reading.ParseResult:
-    """Read a document that stands in a file as JSON."""
+    """Read a CDI spec from JSON text."""
     return read(json.dumps(document_).encode())
 
 
@@ -42,7 +42,7 @@ def sentences(reading: reading.ParseResult) -> list[str]:
 
 
 def judge(reading: reading.ParseResult, expected: dict[str, Any]) -> None:
-    """Compare with what a case expects: ok or valid, an error, or an error of a phrase."""
+    """Compare a result with a case: ok or valid, an error, or an error with a phrase."""
     fine = expected.get("ok", expected.get("valid", False))
     assert (reading.document is not None, not reading.problems) == (fine, fine)
     if "error_contains" in expected:
@@ -300,7 +300,7 @@ def test_surrogate_pairs_in_json_escapes_are_refused() -> None:
 
 
 def texts(kind: Any) -> Iterator[tuple[str | int, ...]]:
-    """Yield the places of a document that hold a text, the first of each list."""
+    """Yield the paths of a spec's text fields; only the first element of each list."""
     if isinstance(kind, list):
         yield from ((0, *rest) for rest in texts(kind[0]))
     elif isinstance(kind, dict):
@@ -345,7 +345,7 @@ def test_yaml_made_to_be_slow_is_refused_in_time(data: str) -> None:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("end", BREAKS)
 def test_too_many_yaml_directives_are_refused(encoding: str, end: str) -> None:
-    """No tool writes any but %YAML, and a text may begin lines of its own with %."""
+    """No tool writes directives except %YAML, but lines of a text may begin with %."""
     mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
     many = "".join(f"%TAG !a{n}! b{end}" for n in range(20_000))
     with in_time():
@@ -363,7 +363,7 @@ def test_too_many_yaml_directives_are_refused(encoding: str, end: str) -> None:
 def test_a_nul_character_in_any_field_is_refused(
     field: tuple[str | int, ...], written: str
 ) -> None:
-    """The kernel's words end there: one reader would see another path than the next."""
+    """C strings end at a NUL, so two readers would see different paths."""
     value = written
     for part in reversed(field):
         value = f"[{value}]" if part == 0 else f"{{{part}: {value}}}"

@@ -1,4 +1,4 @@
-"""Any bytes are a document or errors; what is taken means what PyYAML's own reader says."""
+"""Arbitrary bytes as CDI specs: errors, or the same content as from PyYAML's own reader."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ BYTES = st.one_of(st.binary(max_size=60), TEXTS.map(lambda text: text.encode()))
 
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
 def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With libyaml, and without it."""
+    """A loader of PyYAML: with libyaml or without."""
     found = getattr(yaml, request.param, None)
     if found is None:
         pytest.skip("this PyYAML has no libyaml")
@@ -65,7 +65,7 @@ WORDS = st.one_of(
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Return what a field of a kind of ``document.FIELDS`` may hold."""
+    """Return a strategy for the values of a field of a kind of ``document.FIELDS``."""
     if isinstance(kind, list):
         return st.lists(values(kind[0]), max_size=2)
     if isinstance(kind, dict) and "*" in kind:
@@ -85,7 +85,7 @@ DOCUMENTS = values(document.FIELDS)
 
 
 class _Quoting(yaml.SafeDumper):
-    """Writes strings in quotes: a bare y is a string to PyYAML, and true to Go."""
+    """A dumper that quotes all strings, because a bare y is a string to PyYAML and true to Go."""
 
 
 _Quoting.add_representer(
@@ -96,13 +96,13 @@ _Quoting.add_representer(
 @settings(max_examples=300)
 @given(DOCUMENTS, st.booleans())
 def test_a_written_cdi_spec_is_read_back_unchanged(written: dict[str, Any], as_json: bool) -> None:
-    """Types are kept; whether it is a good document is another matter."""
+    """The types of values are kept, even if the spec isn't valid."""
     text = json.dumps(written) if as_json else yaml.dump(written, Dumper=_Quoting)
     assert _without_checks(text.encode()) == written
 
 
 def _without_checks(data: bytes) -> Any:
-    """Return what a text holds, good or bad."""
+    """Return the content of a text, without checks of its validity."""
     root = yaml_reader.read(data)
     assert root is not None
     reader = document._Reader()
@@ -121,7 +121,7 @@ LINES = [
 
 @st.composite
 def disturbed(draw: st.DrawFn) -> str:
-    """Return a good document with something put into it."""
+    """Return a valid spec with a text inserted anywhere."""
     whole = BEGIN + "\n".join(LINES) + "\n"
     place = draw(st.integers(len(BEGIN), len(whole)))
     return whole[:place] + draw(TEXTS) + whole[place:]
@@ -143,7 +143,7 @@ def test_an_accepted_cdi_spec_has_the_same_content_in_pyyaml(text: str) -> None:
 
 
 def _agrees(ours: Any, theirs: Any) -> bool:
-    """Compare strings, lists and tables; what else PyYAML makes of a text, Go may not."""
+    """Compare strings, lists and tables; Go may read other values differently from PyYAML."""
     if isinstance(theirs, dict):
         folded = {key.lower(): value for key, value in ours.items()}
         return all(

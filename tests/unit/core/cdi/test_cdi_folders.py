@@ -1,4 +1,4 @@
-"""Folders of documents: which wins, what conflicts, what is read and what isn't."""
+"""Folders of CDI specs: their precedence, conflicts, and files that are read or skipped."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def of(*devices: str, kind: str = "v.com/g") -> str:
 
 
 def fill(folder: Path, files: dict[str, Any] | None) -> None:
-    """Make the folder and its files; "remove" takes one away, None is no folder."""
+    """Create a folder and its files; "remove" removes a file, and None creates no folder."""
     if files is None:
         return
     folder.mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ def fill(folder: Path, files: dict[str, Any] | None) -> None:
 
 
 def with_errors(found: FolderContent) -> set[str]:
-    """Return the files that the library books an error on: bad ones, and those in conflict."""
+    """Return the files with errors for the CDI library: invalid ones, and those in conflict."""
     conflicts = {file for files in found.conflicts.values() for file in files}
     return {error.file for error in found.errors} | conflicts
 

@@ -1,4 +1,4 @@
-"""Names of CDI devices and kinds, files' names, annotations."""
+"""Names of CDI devices, kinds and files, and annotations."""
 
 from typing import Any
 

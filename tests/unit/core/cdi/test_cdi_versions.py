@@ -1,4 +1,4 @@
-"""Version that a CDI spec needs, and engines that accept it."""
+"""The version that a CDI spec needs, and the engines that accept it."""
 
 from typing import Any
 

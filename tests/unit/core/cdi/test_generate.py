@@ -1,4 +1,4 @@
-"""CDI documents made of inventories built by hand, and the shared cases about such documents."""
+"""CDI specs generated from made-up inventories, and the shared cases about generated specs."""
 
 from pathlib import Path
 from typing import Any
@@ -313,7 +313,7 @@ def test_the_hook_is_common_and_has_its_own_environment() -> None:
 
 @pytest.fixture
 def npus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnyInventory:
-    """Four NPUs on two boards (0 and 2, 1 and 3); 1 is split, 3 is being reset."""
+    """Four NPUs on two boards (0 and 2, 1 and 3); NPU 1 is split, and NPU 3 is being reset."""
     second_vendor.know(monkeypatch)
     return second_vendor.machine(tmp_path / "acme", boards="2", split="1", reset="3")
 
@@ -386,7 +386,7 @@ OTHER_MODES = {
 
 
 def is_of_another_mode(case: Case) -> bool:
-    """Tell whether a case is about a mode that we don't have, and say so to who asks for it."""
+    """Tell whether a case has a mode that gpuhook lacks, and check that the mode is refused."""
     mode = case["input"].get("mode", "csv" if "csv" in case["group"] else "nvml")
     if mode in ("nvml", "auto"):
         return False
@@ -398,7 +398,7 @@ def is_of_another_mode(case: Case) -> bool:
 
 
 def machine_of(case: Case, root: Path, library: Any) -> NvidiaInventory:
-    """Return the machine of a case: its tree in files, its nodes by name."""
+    """Return the inventory of a case: its files are created, its nodes are only named."""
     tree = case["input"]["tree"]
     for path in tree["files"]:
         file = root / path.strip("/")
@@ -424,7 +424,7 @@ def machine_of(case: Case, root: Path, library: Any) -> NvidiaInventory:
 def test_generated_cdi_specs_match_the_shared_cases(
     case: Case, tmp_path: Path, library: Any
 ) -> None:
-    """NVIDIA's hooks are one of ours, and what its hooks need to know is in no variable."""
+    """gpuhook has one hook for all of NVIDIA's, and passes it no variables."""
     if is_of_another_mode(case):
         return
     inventory = machine_of(case, tmp_path, library)
@@ -492,7 +492,7 @@ def test_cdi_spec_cases_of_unsupported_modes_are_recognized(case: Case) -> None:
 
 @pytest.mark.vectors("cdi_generate", "cdi.save_version")
 def test_the_lowest_version_is_written(case: Case) -> None:
-    """A version can't be asked for: the lowest serves every reader that a higher one does."""
+    """No option sets the version: all readers of a higher version accept the lowest one."""
     assert versions.needed(case["input"]["document"]) == "0.3.0"
     asked_for = case["input"].get("cdiVersion", "0.3.0")
     assert case["expected"]["document"]["cdiVersion"] == asked_for
@@ -516,7 +516,7 @@ def test_tidied_cdi_specs_match_the_shared_cases(case: Case) -> None:
 
 @pytest.mark.vectors("cdi_generate", "cdi.remove_duplicates")
 def test_duplicates_are_removed(case: Case) -> None:
-    """NVIDIA doesn't sort yet where it removes duplicates; the order isn't compared."""
+    """NVIDIA removes duplicates before it sorts, so the order isn't compared."""
 
     def unordered(found: Case) -> list[list[str]]:
         parts = [found, *found.get("devices", ())]
@@ -551,7 +551,7 @@ def test_simplified_edits_match_the_shared_cases(case: Case) -> None:
 
 @pytest.mark.vectors("cdi_generate", "cdi.merge_devices")
 def test_the_all_device_is_planned_as_a_whole(case: Case) -> None:
-    """Devices aren't merged: ``all`` is what a container gets that asks for all of them."""
+    """Devices aren't merged: ``all`` is planned like a container that requests all devices."""
     if case["name"] == "bad name":
         odd = gpu(0, 0)
         facts = vars(odd)
@@ -576,14 +576,14 @@ def test_no_device_is_hidden_by_the_all_device(case: Case) -> None:
 
 @pytest.mark.vectors("cdi_generate", "cdi.split_by_annotation")
 def test_cdi_specs_are_not_split_by_annotation(case: Case) -> None:
-    """Coherent memory is announced by no annotation here, so there is nothing to split by."""
+    """gpuhook announces coherent memory by no annotation, so no spec needs to be split."""
     made = document(machine(gpu(0, 0)))
     assert not any("annotations" in part for part in (made, *made["devices"]))
 
 
 @pytest.mark.vectors("cdi", "cdi.additional_gids")
 def test_additional_groups_match_the_shared_cases(case: Case) -> None:
-    """A case without a mode has Node's; ours is always known."""
+    """A case without a mode means Node's default; gpuhook always knows the mode."""
     given = case["input"]
     mode = EVERYBODY if given["mode"] is None else int(given["mode"], 8)
     node = DeviceNode("/dev/foo", 1, 2, mode, gid=given["gid"])
@@ -593,7 +593,7 @@ def test_additional_groups_match_the_shared_cases(case: Case) -> None:
 
 @pytest.mark.vectors("cdi", "cdi.device_node")
 def test_device_nodes_match_the_shared_cases(case: Case) -> None:
-    """Access is rw always; modes are written, and numbers of majors that never change."""
+    """Access is always rw; modes are written, and numbers only for majors that never change."""
     given, expected = case["input"], dict(case["expected"])
     root = given.get("hostPath", given["path"]).removesuffix(given["path"]) or "/"
     status = given.get("stat", {})
@@ -609,7 +609,7 @@ def test_device_nodes_match_the_shared_cases(case: Case) -> None:
 
 @pytest.mark.vectors("cdi", "cdi.imex_id")
 def test_imex_channels_are_not_in_cdi_specs(case: Case) -> None:
-    """A document has none of them; what a name is, ``variables.imex_channel`` knows."""
+    """CDI specs have no IMEX channels; ``variables.imex_channel`` parses their names."""
     made = document(machine(gpu(0, 0)))
     everything = [made["containerEdits"], *edits(made).values()]
     assert not any("imex" in path for each in everything for path in paths(each))

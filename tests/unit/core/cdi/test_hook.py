@@ -1,4 +1,4 @@
-"""Assumptions of the CDI hook, and the work that it leaves."""
+"""Assumptions of the CDI hook, and the work that remains for it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ Spec = dict[str, Any]
 
 
 def spec_of(inventory: NvidiaInventory, *names: str) -> Spec:
-    """Return what an engine writes for these devices of our own document."""
+    """Return the config.json that an engine writes for these devices of gpuhook's CDI spec."""
     made = generate(SpecSource(VENDOR, inventory, Config(), "/x"), ("index",)).document
     by_name = {device["name"]: device["containerEdits"] for device in made["devices"]}
     every = [made["containerEdits"], *(by_name[name] for name in names)]
@@ -50,7 +50,7 @@ def spec_of(inventory: NvidiaInventory, *names: str) -> Spec:
 
 
 def nowhere(path: str) -> None:
-    """Find no node where something is mounted."""
+    """Report no device node at any mounted path."""
 
 
 def found(
@@ -80,14 +80,14 @@ def test_mig_devices_in_the_spec_are_found(names: list[str], expected: list[str]
 
 
 def test_a_mig_mode_gpu_without_instance_nodes_is_found_whole() -> None:
-    """As --privileged or --device=/dev/nvidia3 give it: without nodes of its instances."""
+    """--privileged and --device=/dev/nvidia3 add the GPU without nodes of its instances."""
     inventory = machine(gpu(0, 3, MIGS))
     spec = {"linux": {"devices": [{"path": "/dev/nvidia3", "major": 195, "minor": 3}]}}
     assert found(spec, inventory) == ["0"]
 
 
 def rules(*pairs: tuple[int, int], access: str = "rwm") -> Spec:
-    """Return the part of config.json whose rules allow these devices, and others to be made."""
+    """Return the part of config.json that allows these devices, and the creation of any node."""
     every = [{"allow": False, "access": "rwm"}, {"allow": True, "type": "c", "access": "m"}]
     made = [
         {"allow": True, "type": "c", "major": major, "minor": minor, "access": access}
@@ -121,7 +121,7 @@ MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
 def test_a_mounted_path_is_a_gpu_only_with_the_nodes_numbers(
     numbers: tuple[int, int] | None, linux: Spec, expected: list[str]
 ) -> None:
-    """A user who names volumes may put anything there."""
+    """A user who chooses the volumes may mount anything at that path."""
     inventory = machine(gpu(0, 1), gpu(1, 0))
     assert found({**MOUNTED, "linux": linux}, inventory, lambda _: numbers) == expected
 
@@ -236,7 +236,7 @@ def test_links_to_missing_nodes_are_not_made() -> None:
 
 
 def test_mounted_link_targets_are_recognised_as_already_mounted() -> None:
-    """So that a file of the image in a link's place is covered by the driver's own."""
+    """The driver's own file covers a file of the image in a link's place."""
     known = {op.destination for op in plan(given("0")) if isinstance(op, AlreadyMounted)}
     assert f"{own.FOLDER}/libcuda.so.{VERSION}" in known
     assert "/usr/bin/nvidia-smi" not in known

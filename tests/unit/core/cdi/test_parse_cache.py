@@ -1,4 +1,4 @@
-"""Documents that were read, saved for the next start: found while nothing changed, else read."""
+"""Parsed CDI specs, saved for the next start and read again after a change."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def of(*devices: str) -> str:
 
 
 class Site:
-    """A folder of documents, and how often one of them was read."""
+    """A folder of CDI specs, with a count of how often one was parsed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "cdi"
@@ -58,7 +58,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A file that was read counts at once as older than the clock's granularity."""
+    """A folder of CDI specs, in which a file counts as settled as soon as it is read."""
     made = Site(tmp_path)
     real = document.read
 
@@ -99,7 +99,6 @@ def _replaced(path: Path) -> None:
 def test_a_changed_cdi_spec_of_the_same_size_and_time_is_read_again(
     site: Site, change: Callable[[Path], None]
 ) -> None:
-    """Although size and time are as they were."""
     path = site.write("a.json", of("x"))
     other = site.write("b.json", of("other"))
     assert site.names() == ["x", "other"]
@@ -122,7 +121,7 @@ def test_a_changed_cdi_spec_of_the_same_size_and_time_is_read_again(
 def test_a_cdi_spec_written_just_now_is_not_saved(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It could change within the same tick of the clock, and look the same afterwards."""
+    """The spec could change again within the same clock tick, and its times would look the same."""
     monkeypatch.undo()
     path = site.write("a.json", of("x"))
     parse_cache.read_folders(site.config)
@@ -139,7 +138,7 @@ def test_a_cdi_spec_written_just_now_is_not_saved(
 def test_specs_are_saved_even_after_the_clock_was_set_back(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of times to come are saved all the same."""
+    """A file whose time lies in the future is saved, too."""
     monkeypatch.undo()
     path = site.write("a.json", of("x"))
     earlier = path.stat().st_ctime_ns - 20 * 86400 * 10**9

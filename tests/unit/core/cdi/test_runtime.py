@@ -1,4 +1,4 @@
-"""CDI names in a container's request: our own kinds asked of the machine, others of documents."""
+"""CDI names in a request: gpuhook's own kinds come from the inventory, others from CDI specs."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ STALE = {
 
 
 class Site:
-    """A machine with two GPUs and documents, and the bundle of one container."""
+    """A host with two GPUs and CDI specs, and the bundle of one container."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -153,7 +153,7 @@ def test_a_name_in_no_cdi_spec_is_refused(site: Site, devices: str) -> None:
 def test_a_cdi_spec_replaced_while_it_is_read_is_refused(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checked file must be the one that was read: another may have been there before."""
+    """The checked file must be the one that was read; another may have been in its place before."""
     real = parse_cache.read_folders
     trusted = site.documents / "maker.json"
 

@@ -1,4 +1,4 @@
-"""Documents applied where a helper stands by: which of their mounts are left to it."""
+"""CDI specs applied with a hook worker, and the mounts that are left to the worker."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ LIBRARY = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06"
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Path:
-    """The files that the document mounts, in a driver root."""
+    """A driver root with the files that the CDI spec mounts."""
     folder = tmp_path / "driver"
     for file in MOUNTED:
         (folder / file.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ MOUNTED = [each["containerPath"] for each in made()["containerEdits"]["mounts"]]
 
 
 def edits(driver: Path) -> dict[str, Any]:
-    """Return what our own document says of GPU 0, of files in that root."""
+    """Return the edits for GPU 0 in a generated CDI spec, with files in that driver root."""
     document = made()
     [device] = [each for each in document["devices"] if each["name"] == "0"]
     merged = apply.merge([document["containerEdits"], device["containerEdits"]])
@@ -72,7 +72,7 @@ def volume(place: str) -> dict[str, Any]:
 def applied(
     spec: Spec, edited: dict[str, Any], words: list[str] = WORDS, *, names: tuple[str, ...] = ()
 ) -> Spec:
-    """Return the spec as a helper with those words would find it."""
+    """Return the edited spec; if ``words`` are given, a worker does some of its mounts."""
     devices = names or ("nvidia.com/gpu=0",)
     resolved = Allocation([], Config(), BUILT_IN, cdi_devices=devices)
     if not words:
@@ -135,7 +135,7 @@ def test_all_but_the_mounts_is_the_same_without_a_hook_worker(driver: Path) -> N
     ],
 )  # fmt: skip
 def test_mounts_overlapping_a_volume_are_left_to_the_runtime(driver: Path, place: str) -> None:
-    """It is mounted in the order of config.json, into the volume or before what covers it."""
+    """The order of config.json decides whether a mount ends up in the volume or below it."""
     spec = applied(spec_with(volume(place)), edits(driver))
     assert LIBRARY not in moved(spec)
     assert LIBRARY in places(spec)

@@ -1,4 +1,4 @@
-"""The saved inventory: found while nothing changed, made again otherwise, never trusted blindly."""
+"""The saved inventory: found while nothing changed, made again otherwise."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ ICD = "usr/share/vulkan/icd.d/nvidia_icd.json"
 
 
 class Machine:
-    """A driver root made of plain files, which says how often it was looked at."""
+    """A driver root made of plain files, with a count of how often it was searched."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -98,7 +98,7 @@ def link_to_nothing(library: Path) -> None:
 
 @pytest.fixture
 def noted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> cache.LoadedInventory:
-    """An inventory whose files' folders were looked at some time after they were made."""
+    """An inventory whose folders were noted some time after their files were made."""
     machine.get()
     loaded = cache.load(machine.config, VENDOR)
     assert loaded is not None
@@ -161,7 +161,7 @@ def test_a_just_changed_folder_does_not_vouch_for_its_files(
 def test_an_inventory_with_a_lost_device_expires(
     days: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the clock was set back meanwhile."""
+    """This holds even if the clock was set back in the meantime."""
     machine.lost = (3,)
     assert machine.get() == machine.get() == "look 1"
     now = time.time() + days * 86400
@@ -381,7 +381,7 @@ def test_a_change_during_the_search_causes_another_search(machine: Machine) -> N
 
 
 class Held:
-    """A first look that goes on until it is let go; others may ask meanwhile."""
+    """A first search that lasts until the test lets it finish, while other threads ask."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -455,7 +455,7 @@ def test_a_waiter_that_times_out_searches_for_devices_itself(machine: Machine) -
 def test_a_process_denied_a_device_saves_no_inventory(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
-    """In a Slurm job NVML shows only the job's GPUs, under numbers of their own."""
+    """In a Slurm job, NVML shows only the job's GPUs, and numbers them differently."""
     machine.write("dev/nvidia7", "")
     away = str(machine.root / "dev" / node)
     monkeypatch.setattr(answers, "is_withheld", lambda path: path == away)

@@ -1,4 +1,4 @@
-"""Selectors against a machine with three GPUs, one of them split by MIG."""
+"""Selectors on a host with three GPUs, one of them split by MIG."""
 
 import pytest
 
@@ -129,7 +129,7 @@ def test_an_unknown_device_error_lists_existing_devices(selector: str) -> None:
 def test_an_unknown_device_error_is_short_on_any_machine(
     selector: str, lost: tuple[int, ...]
 ) -> None:
-    """112 MIG devices, of names as long as an old driver makes them."""
+    """The host has 112 MIG devices, with the long names that old drivers use."""
     gpus = [
         gpu(
             n,
@@ -148,7 +148,7 @@ def test_an_unknown_device_error_is_short_on_any_machine(
 
 @pytest.mark.parametrize(("length", "count"), [(8, 4), (60, 4), (110, 2), (250, 1), (500, 0)])
 def test_an_error_lists_fewer_devices_the_longer_their_names_are(length: int, count: int) -> None:
-    """As a vendor may have them that config.toml declares."""
+    """A vendor that config.toml declares may have device names of any length."""
     texts = [f"N{n:0{length}}" for n in range(9)]
     devices = tuple(Device(text, text, {"name": (text,)}) for text in texts)
     there = model.Inventory("declared", "/", "1", devices, ())
@@ -230,7 +230,7 @@ def test_selecting_the_only_gpu_is_refused_when_it_is_lost() -> None:
 
 @pytest.mark.parametrize("selector", ["GPU-8f3a", "MIG-1111", "0000:1b:00.0", "3:00.0"])
 def test_an_unknown_uuid_or_bus_id_error_mentions_lost_gpus(selector: str) -> None:
-    """NVML tells of a lost GPU no more than its index."""
+    """NVML reports only the index of a lost GPU."""
     with pytest.raises(UnknownDeviceError) as caught:
         selected(selector, inventory=LOSSES)
     assert caught.value.cause.endswith(

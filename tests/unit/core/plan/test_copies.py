@@ -1,4 +1,4 @@
-"""Copies of the driver's manifests: in a plan, and where nothing but mounts can be written."""
+"""Copies of the driver's manifests, in a plan and in formats that can only mount files."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_a_32_bit_manifest_copy_comes_only_with_32_bit_libraries(
 
 
 def test_config_json_mounts_the_manifest_and_its_libraries() -> None:
-    """Mode spec, lines of fstab and of units: what can be mounted and not written."""
+    """Mode spec, fstab lines and systemd units can mount files, but not write copies."""
     made = plan(DEBIAN)
     found = sources(written(made).steps)
     assert found[ICD] == "/usr/share/v/x.json"
@@ -149,7 +149,7 @@ def hook_steps(document: dict[str, Any], files: tuple[DriverFile, ...] = FEDORA)
 
 
 def test_the_hook_links_library_paths_that_a_manifest_names_elsewhere() -> None:
-    """A distribution may have links from the folder that its manifests name."""
+    """The driver of a distribution may have links in the folder that its manifests name."""
     alias = DriverFile("alias", f"/usr/lib64/{FILE}", f"/opt/nvidia/lib/{GLX}", "graphics")
     files = (*FEDORA, alias)
     inventory = NvidiaInventory("/", VERSION, "13.0", MACHINE.gpus, MACHINE.nodes, files)

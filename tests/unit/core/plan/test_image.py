@@ -1,4 +1,4 @@
-"""image and layout: what is read from an image's files."""
+"""image and layout: facts read from the files of an image."""
 
 import struct
 from collections.abc import Callable

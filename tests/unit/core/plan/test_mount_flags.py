@@ -1,4 +1,4 @@
-"""The flags that the kernel is told to give what is mounted in a container.
+"""Flags that the kernel is asked to set on mounts in a container.
 
 The numbers are those of include/uapi/linux/mount.h.
 """
@@ -29,7 +29,7 @@ OPEN_TREE, MOUNT_SETATTR = 428, 442  # include/uapi/asm-generic/unistd.h
 
 
 class Host:
-    """A root whose files are all root's, as far as the steps ask."""
+    """A root folder that treats every file as owned by root."""
 
     def open_own(self, path: str) -> int:
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -39,7 +39,7 @@ class Host:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Arguments to the kernel for clones: flags to set and to clear, and the propagation."""
+    """The arguments of clone mounts to the kernel: flags to set and clear, and propagation."""
     found: list[tuple[int, ...]] = []
     clones: set[int] = set()
 

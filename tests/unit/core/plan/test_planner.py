@@ -1,4 +1,4 @@
-"""plan: which operations a request means, in which order, and why."""
+"""plan: the operations for a request, their order and their reasons."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""spec_edits: what of a plan config.json can say."""
+"""spec_edits: the part of a plan that config.json can express."""
 
 import json
 from typing import Any
@@ -43,7 +43,7 @@ def test_nodes_and_mounts_are_appended() -> None:
 
 
 def test_nodes_below_a_driver_root_are_mounted_in_a_user_namespace() -> None:
-    """No node can be made there, and runtimes mount the host's node of the same name."""
+    """A user namespace can't make a node, so runtimes mount the host's node of the same name."""
     below = machine(gpu(0, 3))
     below.root = "/run/driver"
     request = read_request({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}, Config())

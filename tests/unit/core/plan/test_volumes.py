@@ -1,4 +1,4 @@
-"""Volumes that a config.json names, and which steps they leave."""
+"""Volumes that a config.json names, and the steps that are still needed with them."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ LIB = "/usr/lib/x/libm.so.1"
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """A host: the driver's library, and folders that may be volumes."""
+    """A host with the driver's library, and with folders that may be volumes."""
     for name in ("driver", "has", "other", "lacks/deep", "image/usr/lib/x", "image/opt"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "driver/libm.so.1").write_text("driver")
@@ -30,7 +30,7 @@ def mount(source: Path, place: str, **more: Any) -> dict[str, Any]:
 
 
 def fit(host: Path, op: Operation, *mounts: Any) -> tuple[bool, list[str]]:
-    """Return whether a step is left to do, and what is said."""
+    """Return whether a step is still needed, and the messages about it."""
     with Rootfs(str(host / "image")) as root:
         found, said = Volumes({"mounts": [*mounts]}, root).fit([op])
     return found == [op], said
@@ -45,7 +45,7 @@ def library(host: Path, place: str = LIB, kind: type[BindFile] = BindFile) -> Bi
 def test_a_file_a_volume_has_is_skipped_and_a_missing_one_refused(
     host: Path, place: str, at: str
 ) -> None:
-    """However either path is written: /lib is a link to /usr/lib."""
+    """The result is the same whichever path is written: /lib is a link to /usr/lib."""
     assert fit(host, library(host, at), mount(host / "has", place)) == (False, [])
     assert fit(host, library(host, at), mount(host / "other", place)) == (True, [])
     with pytest.raises(VolumeError, match=r"'libm\.so\.1' would have to be made in a volume"):

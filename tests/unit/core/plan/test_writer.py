@@ -37,7 +37,7 @@ CACHE = UpdateLdCache((("libm.so.1", "/usr/lib/libm.so.1", 0x303),), "")
 
 
 class Scratch(BindFile):
-    """A step of no format's: a folder that programs write to."""
+    """A step that no format knows by its class: a folder that programs write to."""
 
     def __init__(self, path: str) -> None:
         super().__init__("/", path, "/scratch", ("nosuid", "nodev"), "made up")
@@ -130,7 +130,7 @@ def test_steps_a_format_cannot_express_are_reported_as_unwritten(
 
 
 def test_a_link_to_another_folder_becomes_a_mount_in_linkless_formats() -> None:
-    """As that by which GBM finds the driver."""
+    """GBM finds the driver through such a link."""
     file = BindFile("/", "/etc/hostname", "/lib/libm-alloc.so.1.2", FILE_OPTIONS, "")
     soname = Symlink("/lib/libm-alloc.so.1", "libm-alloc.so.1.2", replace=True, reason="")
     link = Symlink("/lib/gbm/maker_gbm.so", "../libm-alloc.so.1", replace=False, reason="")
@@ -143,7 +143,7 @@ def test_a_link_to_another_folder_becomes_a_mount_in_linkless_formats() -> None:
 
 
 def test_few_isinstance_checks_on_step_classes_remain() -> None:
-    """A format that asks for classes writes no step that is new."""
+    """A format that checks for known classes ignores a new kind of step."""
     names = {
         name
         for name, each in vars(steps).items()

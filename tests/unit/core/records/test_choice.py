@@ -1,4 +1,4 @@
-"""Choices of free devices: which devices, for whom, and what is written about them."""
+"""Choices of free devices, by devices and containers, and the records about them."""
 
 import json
 import os
@@ -31,7 +31,7 @@ Start = Callable[..., list[str]]
 
 
 class Host:
-    """A host with devices of one vendor, and containers that live as long as a process."""
+    """A host with devices of one vendor, and containers that each live as long as a process."""
 
     def __init__(self, inventory: Inventory, state: Path) -> None:
         self.inventory = inventory
@@ -42,7 +42,7 @@ class Host:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, word: str = "any", **more: Any) -> list[str]:
-        """Choose for a container that starts, and return the labels of its devices."""
+        """Choose devices for a starting container, and return their labels."""
         if name not in self.running:
             code = "import time; time.sleep(1000)"
             self.running[name] = subprocess.Popen([sys.executable, "-c", code])
@@ -123,7 +123,7 @@ def test_devices_with_the_fewest_containers_are_chosen(gpus: Host) -> None:
 def test_among_equal_devices_near_ones_are_chosen(
     host: Callable[..., Host], tmp_path: Path
 ) -> None:
-    """By NUMA node, else by the place in the PCI tree."""
+    """Devices are near by NUMA node, or else by their place in the PCI tree."""
     inventory = machines.machine(*(machines.gpu(index, index) for index in range(4)))
     inventory.root = str(tmp_path)
     for device, node in zip(inventory.devices, "0101", strict=True):
@@ -161,7 +161,7 @@ def test_neuron_devices_are_chosen_side_by_side_only(
     "choice-free", "an automatically chosen device is never another container's exclusive device"
 )
 def test_mig_devices_are_chosen_only_where_no_gpu_is_whole(host: Callable[..., Host]) -> None:
-    """A GPU with MIG devices can't be used as a whole, also before any were made."""
+    """A GPU in MIG mode can't be used as a whole, even before it has MIG devices."""
     migs = machines.mig(0, 1, 12, 13), machines.mig(1, 2, 21, 22)
     mixed = machines.machine(
         machines.gpu(0, 0), machines.gpu(1, 1), machines.gpu(3, 3, migs), machines.gpu(4, 4)
@@ -190,7 +190,7 @@ def test_containers_with_a_whole_gpu_count_for_its_mig_devices(host: Callable[..
 
 
 def kept(host: Host, name: str, *labels: str) -> None:
-    """Write the record of a running container that names devices."""
+    """Write the record of a running container that names its devices."""
     devices = [each for each in host.inventory.devices if each.label in labels]
     code = "import time; time.sleep(1000)"
     host.running[name] = subprocess.Popen([sys.executable, "-c", code])
@@ -255,19 +255,19 @@ CRIO = {"io.container.manager": "cri-o"}
 )
 @pytest.mark.parametrize("more", [{"path": PODS}, {"annotations": CRIO}])
 def test_any_is_refused_in_a_pod(gpus: Host, more: dict[str, Any]) -> None:
-    """The kubelet decides there, and a gate's verdict rules: see the gate's tests."""
+    """In a pod, the kubelet chooses devices, or the gate's verdict does (see the gate's tests)."""
     with pytest.raises(RequestError, match="in a pod, whose devices the kubelet allocates"):
         gpus.start("a", **more)
 
 
 def test_any_is_refused_outside_a_container_start(gpus: Host) -> None:
-    """Not a root folder (gpuhook apply), whose use has no end."""
+    """A root folder (gpuhook apply) can't ask for free devices, because its use has no end."""
     with pytest.raises(AnyDeviceError, match="only decided when gpu-py or gpuhook's hook starts"):
         gpus.labels("any", starter=None)
 
 
 def test_the_hook_finds_the_devices_the_runtime_chose(gpus: Host, tmp_path: Path) -> None:
-    """By the runtime's record, whatever the hook's process and its path of the bundle are."""
+    """It finds them by the runtime's record, whatever its process and the bundle's path are."""
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     (tmp_path / "link").symlink_to(bundle)
@@ -282,7 +282,7 @@ def test_the_hook_finds_the_devices_the_runtime_chose(gpus: Host, tmp_path: Path
 
 
 def test_a_containers_record_replaces_its_start_record(gpus: Host) -> None:
-    """The start isn't counted, refused or listed in addition."""
+    """The start isn't counted, refused or listed in addition to the container."""
     gpus.config.exclusive = ("nvidia.com/gpu",)
     assert gpus.start("a", path="/b/config.json") == ["0"]
     assert records.read_all(gpus.config.state_dir) == []
@@ -307,7 +307,7 @@ def test_a_containers_record_replaces_its_start_record(gpus: Host) -> None:
 def test_concurrent_starts_choose_different_devices(
     gpus: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has read the records of those before it."""
+    """Each start reads the records of the starts before it."""
     read = records.read_folder
 
     def read_slowly(
@@ -411,7 +411,7 @@ def test_a_damaged_file_of_choices_is_replaced(gpus: Host, text: str) -> None:
     instead="if False:",
 )
 def test_a_reused_bundle_loses_the_devices_given_before(gpus: Host, tmp_path: Path) -> None:
-    """A bundle that is used again has the nodes and rules of the devices before."""
+    """A bundle that is used again still has the nodes and rules of its earlier devices."""
     gpus.config.exclusive = ("nvidia.com/gpu",)
     path = tmp_path / "config.json"
 

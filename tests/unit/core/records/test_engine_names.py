@@ -1,4 +1,4 @@
-"""Names of containers in a refusal: those that `gpuhook list` shows."""
+"""Container names in a refusal, which are those that `gpuhook list` shows."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def record(bundle: Path, manager: str = "") -> dict[str, Any]:
 
 
 def of_docker(folder: Path, about: str = '{"Name": "/training"}', place: str = "") -> Path:
-    """Return the bundle of a container of Docker's, whose data are in a folder of their own."""
+    """Return the bundle of a Docker container whose data are in a separate folder."""
     data = folder / (place or f"data/containers/{ID}")
     bundle = folder / MOBY / ID
     for made in (data, bundle):

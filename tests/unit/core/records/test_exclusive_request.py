@@ -1,4 +1,4 @@
-"""A container's requested exclusive devices, from gpu-py's selection and its config.json."""
+"""Exclusive devices that a container requests, from gpu-py's selection and its config.json."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def npus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """A machine with NPUs, of which 1 is split."""
+    """A host with NPUs, of which NPU 1 is split."""
     made = second_vendor.machine(tmp_path / "acme", split="1")
     monkeypatch.setattr(exclusive_request, "get_inventory", lambda *_, **__: made)
     return made
@@ -49,7 +49,7 @@ def config_of(*kinds: str, mode: str = "hook") -> Config:
 def described(
     spec: dict[str, Any], config: Config, inventory: Inventory
 ) -> tuple[Allocation, dict[str, Any]]:
-    """Return what a spec asks for, and the record of its container."""
+    """Return the resolved request of a spec, and the record of its container."""
     resolved = resolve(spec, config, inventories={"acme": inventory})
     assert resolved is not None
     whole = Spec("spec", json.dumps(spec))
@@ -89,7 +89,7 @@ def test_a_device_part_is_recorded_with_its_whole_device(npus: Inventory) -> Non
 
 
 def test_devices_of_cdi_specs_are_identified_by_their_nodes(npus: Inventory) -> None:
-    """A name in a document, which may be old, is no proof of what it gives."""
+    """A CDI spec may be old, so a name in it doesn't prove which device it gives."""
     nodes = [npus.node("/dev/acme2"), npus.node("/dev/acme_dma2")]
     entries = [
         {"path": node.inside or node.path, "type": "c", "major": node.major, "minor": node.minor}
@@ -119,7 +119,7 @@ def mount(source: str, destination: str = "/dev/else") -> dict[str, Any]:
 
 
 def gives(*nodes: dict[str, Any], mounts: Sequence[Any] = (), **linux: Any) -> dict[str, Any]:
-    """Return a config.json with nodes and mounts, whose environment asks for nothing."""
+    """Return a config.json with nodes and mounts, whose environment requests nothing."""
     return {"linux": {"devices": [*nodes], **linux}, "mounts": [*mounts]}
 
 
@@ -149,9 +149,9 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """A machine with the whole A, whose nodes are /dev/null and one that isn't only its own.
+    """A host with device A, which has the node /dev/null and a node that it shares with B.
 
-    B has the same one, and the parts B/0 and B/1, which have a node in common, too.
+    B has the parts B/0 and B/1, which have a node in common, too.
     """
     nodes = {"/dev/null": NULL, "/dev/zero": ZERO, "/dev/full": FULL, "/x0": (9, 0), "/x1": (9, 1)}
     nodes.update({"/parts": (9, 9), "/control": (9, 10)})
@@ -173,7 +173,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Inventory:
 
 
 def held(spec: dict[str, Any], *kinds: str, config: Config | None = None) -> dict[str, Any]:
-    """Return the record of a container that asked us for nothing."""
+    """Return the record of a container that requested nothing from gpuhook."""
     config = config or config_of(*kinds)
     return exclusive_request.describe(
         STATE, Spec("/spec", json.dumps(spec)), (), (), all_vendors(config), config
@@ -240,7 +240,7 @@ def test_a_container_holds_a_device_by_a_cgroup_rule(
     minors: list[int],
     by_document: bool,
 ) -> None:
-    """A container that may open a device can make its node, as Docker's capabilities allow."""
+    """If a rule allows a device, a container can make its node, as Docker's capabilities permit."""
     spec = gives(resources={"devices": rules})
     if by_document:
         record = held(spec, config=cards)
@@ -261,7 +261,7 @@ def test_a_container_holds_a_device_by_a_cgroup_rule(
 
 
 def test_a_record_lists_only_nodes_that_may_be_opened(parts: Inventory) -> None:
-    """A node that is there and may not be opened is none that ``repair`` opens."""
+    """``repair`` opens no node that is present but that the container may not open."""
     rules = {"devices": device_rules([NULL])}
     spec = gives(node("/dev/a", NULL), mounts=[mount("/dev/full")], resources=rules)
     [given] = held(spec, KIND)["given"]
@@ -289,7 +289,7 @@ def test_nodes_of_parts_and_shared_nodes_identify_the_right_devices(
 
 
 def test_the_record_has_requested_devices_and_those_of_config_json(npus: Inventory) -> None:
-    """One entry for each vendor; the node of a part's whole comes with the part."""
+    """The record has one entry for each vendor; a part comes with the node of its whole device."""
     whole, other = npus.node("/dev/acme1"), npus.node("/dev/acme2")
     assert whole is not None
     assert other is not None
@@ -303,7 +303,7 @@ def test_the_record_has_requested_devices_and_those_of_config_json(npus: Invento
 
 @pytest.fixture
 def cards(tmp_path: Path) -> Config:
-    """Documents of cards that no code of ours knows, and of another kind with a card's node."""
+    """CDI specs of cards that gpuhook doesn't know, and of another kind with a card's node."""
     control = {"path": "/dev/control", "type": "c", "major": 240, "minor": 255}
 
     def device(name: str, *minors: int) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def cards(tmp_path: Path) -> Config:
 
 
 def test_a_privileged_container_holds_only_its_requested_cdi_devices(cards: Config) -> None:
-    """Its config.json has all nodes of the machine."""
+    """The config.json of a privileged container has all nodes of the host."""
     every = [node(f"/dev/card{minor}", (240, minor)) for minor in (1, 2, 11)]
     spec = spec_with(f"NVIDIA_VISIBLE_DEVICES={CARD}=uuid-a")
     spec["linux"] = {**spec["linux"], "devices": every, "resources": EVERYTHING}
@@ -344,7 +344,7 @@ def test_a_privileged_container_holds_only_its_requested_cdi_devices(cards: Conf
 def test_devices_known_only_from_cdi_specs_are_held_by_their_nodes(
     cards: Config, minors: tuple[int, ...], owners: list[str]
 ) -> None:
-    """Whatever name of the document, or of another one, they came by."""
+    """A node counts under whichever name or CDI spec it was requested."""
     record = held(gives(*(node("/dev/x", (240, minor)) for minor in minors)), config=cards)
     assert [*record["nodes"].get(CARD, {}).values()] == [f"{CARD}={name}" for name in owners]
     assert bool(leases.wants(record, (CARD,))) == bool(owners)

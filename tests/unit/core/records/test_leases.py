@@ -1,4 +1,4 @@
-"""Leases: who has a device of an exclusive kind, and for how long."""
+"""Leases: the holder of an exclusive device, and how long it holds the device."""
 
 import errno
 import fcntl
@@ -31,7 +31,7 @@ def state_dir(tmp_path: Path) -> str:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start processes that stand for containers' first ones."""
+    """Yield a function that starts processes in place of containers' first processes."""
     made: list[subprocess.Popen[bytes]] = []
 
     def begin() -> "subprocess.Popen[bytes]":
@@ -66,7 +66,7 @@ def take(
     add: bool = False,
     **more: Any,
 ) -> None:
-    """Write a container's record, as whatever gives it its devices does."""
+    """Write a container's record, as the start that allocates its devices does."""
     entry = os.open(f"/proc/{process.pid}", os.O_PATH)
     facts = {**record(*gifts), "pid": process.pid, **more}
     try:
@@ -112,7 +112,7 @@ def test_an_exclusive_device_in_use_is_refused_and_a_free_one_given(
 
 
 def numbered(*selected: str, kind: str = KIND, **paths: str) -> dict[str, Any]:
-    """Return what a container has on a machine whose devices A and B have nodes of these numbers.
+    """Return the record of selected devices on a host where A and B have nodes of these numbers.
 
     A number that both have is one node.
     """
@@ -144,7 +144,7 @@ NUMBERED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_a_device_is_refused_while_its_renumbered_node_is_in_use(
     state_dir: str, start: Start, theirs: dict[str, Any], ours: dict[str, Any], node: str
 ) -> None:
-    """As after a driver was loaded again: who had a node can open it still."""
+    """After a driver is loaded again, a container can still open a node that it had before."""
     take(state_dir, start(), theirs)
     if node:
         with pytest.raises(HeldError, match=f"{KIND}=B's node {node} is in use by the container"):
@@ -177,7 +177,7 @@ def test_devices_of_containers_started_before_exclusivity_are_held(
 
 
 def test_an_ended_container_holds_no_device(state_dir: str, start: Start) -> None:
-    """Also while its process is a zombie."""
+    """This is so even while its process is a zombie."""
     first = start()
     take(state_dir, first, given("A"))
     first.kill()
@@ -219,7 +219,7 @@ def test_a_reused_process_number_holds_no_device(state_dir: str, start: Start) -
 def test_no_device_is_held_after_a_reboot(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if the state folder outlives that, and a process has number and time of an old one."""
+    """The state folder may outlive a reboot, and a new process may reuse an old id and time."""
     take(state_dir, start(), given("A"))
     with monkeypatch.context() as again:
         for module in (records, leases):
@@ -303,7 +303,7 @@ def test_a_lease_is_refused_when_the_disk_is_full(
 def test_a_device_whose_holder_can_not_be_looked_at_stays_held(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch, number: int, what: str
 ) -> None:
-    """A machine without memory, for instance: a container that runs has what it had."""
+    """If a check fails, for example for lack of memory, a running container keeps its devices."""
     holder, read = start(), records._read
     take(state_dir, holder, given("0"))
 
@@ -329,7 +329,7 @@ def test_a_device_whose_holder_can_not_be_looked_at_stays_held(
 def test_a_damaged_record_holds_every_device_until_its_process_ends(
     state_dir: str, start: Start, text: str
 ) -> None:
-    """The devices of its container are unknown until that ends."""
+    """The container's devices are unknown until its process exits."""
     holder = start()
     take(state_dir, holder, given("A"))
     [file] = Path(state_dir, "containers").glob(f"{holder.pid}-*")
@@ -345,7 +345,7 @@ def test_a_damaged_record_holds_every_device_until_its_process_ends(
 def test_a_device_leased_in_another_pid_namespace_is_refused(
     state_dir: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its container may have ended unseen, so the caller says what to do then."""
+    """Its container may have ended unseen, so the error says how to remove the record."""
     holder = start()
     take(state_dir, holder, given("0"))
     other = proc.pids() + 1

@@ -1,4 +1,4 @@
-"""Records of containers: written by root for root, and worth nothing once the process is gone."""
+"""Records of containers: written by root for root, and void once the process is gone."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ BUNDLE = "/run/containerd/io.containerd.runtime.v2.task/moby/abc"
 
 @pytest.fixture(autouse=True)
 def pids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pid namespace is the machine's first one, wherever this runs."""
+    """The initial pid namespace, even if the tests run in another."""
     monkeypatch.setattr(proc, "pids", lambda: proc.FIRST_PIDS)
 
 
@@ -50,7 +50,7 @@ def pid(process: "subprocess.Popen[bytes]") -> int:
 
 
 def described(pid: int, **facts: Any) -> dict[str, Any]:
-    """Return a record with some facts."""
+    """Return a record with additional facts."""
     return {**records.describe(ContainerState("web", pid, BUNDLE, None), None, []), **facts}
 
 
@@ -135,7 +135,7 @@ def test_files_other_than_records_stay_also_while_they_are_written(
 def test_a_container_whose_start_ends_while_records_are_read_is_found(
     state_dir: str, pid: int, is_removed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own record is new: the folder was listed before, when only that of the start existed."""
+    """The record is new: when the folder was listed, only the record of its start existed."""
     start = subprocess.Popen(["sleep", "1000"])
     write(state_dir, start.pid, starting=True)
     [name] = files(state_dir)
@@ -191,7 +191,7 @@ OTHER = 4026532999  # the number of a pid namespace that isn't the first
 def test_records_are_left_alone_from_another_pid_namespace(
     state_dir: str, process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There an id means another process, or none: nothing is known of those of others."""
+    """A process id means another process there, or none, so nothing is known of such records."""
     write(state_dir, process.pid)
     process.kill()
     process.wait()
@@ -244,7 +244,7 @@ def test_the_initial_pid_namespace_removes_records_of_ended_processes(
 def test_the_record_of_a_process_hidden_by_proc_stays(
     state_dir: str, pid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With hidepid=2 another user's process isn't there for us: a container's whose USER is one."""
+    """With hidepid=2, the process of a container with another USER isn't visible in /proc."""
     write(state_dir, pid)
     read = records._read
 
@@ -275,7 +275,7 @@ def test_a_record_of_unknown_form_is_ignored_and_reported(
 
 
 def test_a_damaged_record_is_reported_and_sound_ones_are_returned(state_dir: str, pid: int) -> None:
-    """Wherever it is damaged: the sound ones are returned, and it is named."""
+    """This holds for damage anywhere in the record, and the error names its file."""
     write(state_dir, os.getpid(), id="sound")
     limits = [{"vendor": "nvidia", "device": "0", "id": "G1", "bytes": 7}]
     nodes = {"acme/npu": {"7:1": "acme/npu=0"}}
@@ -392,7 +392,7 @@ def test_pod_names_are_read_only_from_the_engines_own_annotations(
 
 @pytest.mark.parametrize("bundle", [OF_CRI, OF_CRIO])
 def test_names_in_annotations_an_engine_did_not_set_are_ignored(bundle: str) -> None:
-    """A pod can't fill in what its engine doesn't say, such as names of a later version."""
+    """A pod can't supply names that its engine leaves out, such as those of a later version."""
     other = {**CRIO, "io.container.manager": "libpod"} if bundle == OF_CRI else CONTAINERD
     annotations = {**HOSTILE, **other}
     if bundle == OF_CRI:
@@ -432,7 +432,7 @@ def test_malformed_cri_o_labels_are_ignored(annotations: dict[str, Any], pod: st
 
 
 def given(vendor: str, *devices: str, parent: str = "") -> dict[str, Any]:
-    """Return what a vendor gave, with a node of the number of each device's last character."""
+    """Return a vendor's entry in a record; a device's last character is the number of its node."""
     numbers = {device: [[7, int(device[-1])]] for device in devices}
     return {
         "vendor": vendor,
@@ -465,7 +465,7 @@ def test_devices_recorded_by_other_hooks_are_kept_only_when_adding(
 
 
 def test_first_process_is_the_parent_within_one_mount_namespace() -> None:
-    """In our mount namespace, it is a container's first one where we are a hook in there."""
+    """A hook in gpuhook's own mount namespace is started by the container's first process."""
     code = f"import sys; sys.path.insert(0, {str(SOURCES)!r})\n"
     code += "from gpuhook.core.records import records"
     code += "; pid, process = records.first_process(); print(pid, records.started(process) > 0)"

@@ -41,7 +41,7 @@ def config_of(mode: str = "hook", *kinds: str, **settings: Any) -> Config:
 
 
 def documents(spec: dict[str, Any], config: Config) -> tuple[str, ...]:
-    """Return the devices of documents that a container gets."""
+    """Return the devices that a container gets from CDI specs."""
     resolved = resolve(spec, config)
     return () if resolved is None else resolved.cdi_devices
 
@@ -76,7 +76,7 @@ def test_a_swarm_variable_with_another_cdi_kind_is_refused(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["auto", "cdi"])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_annotations_with_other_cdi_kinds_are_refused(mode: str, name: str) -> None:
-    """In the modes hook and spec those of others are the engine's business."""
+    """In the modes hook and spec, the engine handles annotations with other vendors' kinds."""
     with pytest.raises(RequestError, match="annotations name .*" + SETTING):
         documents(annotated(f"nvidia.com/gpu=0,{name}"), config_of(mode))
 

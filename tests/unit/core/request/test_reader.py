@@ -1,4 +1,4 @@
-"""The rules of requests that the shared cases leave open."""
+"""Rules of requests that the shared cases leave open."""
 
 from typing import Any
 
@@ -224,7 +224,7 @@ def test_a_swarm_resource_of_another_vendor_is_ignored() -> None:
 def test_hexadecimal_swarm_names_are_ignored_unless_configured(
     value: str, devices: tuple[str, ...] | None
 ) -> None:
-    """Hexadecimal numbers are no names of NVIDIA's, unless the configuration says so."""
+    """NVIDIA has no hexadecimal numbers as names, unless the configuration declares them."""
     assert request_for(SEVEN, f"A={value}", swarm_resource="A").devices == devices
     ours = request_for(SEVEN, f"A={value}", swarm_resource="nvidia=A").devices
     assert ours == (tuple(value.split(",")) if value else None)
@@ -360,7 +360,7 @@ def test_variables_are_ignored_with_the_kubernetes_base_settings(
 
 
 def test_mounts_name_gaudi_devices_by_index_before_bus_id() -> None:
-    """A Gaudi's number by which it is seated is another one's than its index."""
+    """The seat number of a Gaudi can be the index of another Gaudi."""
     gaudi = registry.BUILT_IN["gaudi"]
     spec = {"mounts": [{"source": "/dev/null", "destination": f"{gaudi.MOUNTS}/0"}]}
     reader = SpecReader(spec, config_of(accept_volume_mounts=True))
@@ -378,7 +378,7 @@ UNHEARD = "accept-nvidia-visible-devices-envvar-when-unprivileged is off"
 def annotated(
     mode: str, *env: str, mounts: list[str] | None = None, accept: bool = True, **annotations: str
 ) -> Request:
-    """Return the request of an annotated container, where annotations are accepted."""
+    """Return the request of a container with annotations, in a configuration that accepts them."""
     spec = spec_of(*env, mounts=mounts)
     spec["annotations"] = {f"cdi.k8s.io/{key}": value for key, value in annotations.items()}
     settings = {"accept_volume_mounts": True, "accept_annotations": accept}
@@ -495,7 +495,7 @@ def test_ignored_annotations_may_have_any_type() -> None:
 
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto"])
 def test_variables_may_contain_cdi_names_of_several_kinds(mode: str) -> None:
-    """Those of the vendor's own kind are asked of the machine, the others of documents."""
+    """Names of the vendor's own kind come from the inventory, other names from CDI specs."""
     request = visible(f"{QUALIFIED},{QUALIFIED},nvidia.com/gpu=1,a.b/c=0", mode=mode)
     assert request.devices == (QUALIFIED, "nvidia.com/gpu=1", "a.b/c=0")
     assert request.selectors == ("0", "1")
@@ -522,7 +522,7 @@ AUTOMATIC = ("runtime.nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu")
 @pytest.mark.parametrize("mode", ["hook", "spec", "auto", "cdi"])
 @pytest.mark.parametrize("kind", AUTOMATIC)
 def test_automatic_kinds_select_the_hosts_own_devices(mode: str, kind: str) -> None:
-    """The second one is that of NVIDIA's device plugin, and of the KAI scheduler."""
+    """The second kind is used by NVIDIA's device plugin and by the KAI scheduler."""
     request = visible(f"{kind}=all,{kind}=GPU-1", mode=mode)
     assert (request.cdi_devices, request.selectors) == ((), ("all", "GPU-1"))
     none = visible(f"{kind}=none", mode=mode)

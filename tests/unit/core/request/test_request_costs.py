@@ -1,7 +1,7 @@
-"""An image's requests cost a start time and memory only in proportion to their length.
+"""Costs of an image's requests: start time and memory grow only in proportion to their length.
 
-Each variable and annotation with a list in it, of each vendor, is filled with what could be worse:
-an eighth of what Linux passes on in one variable, 128 KiB, and as much as that.
+The tests fill each variable and annotation that holds a list, for each vendor, with difficult
+pieces. Linux allows 128 KiB in one variable: one length is an eighth of that, one all of it.
 """
 
 import json
@@ -50,7 +50,7 @@ Piece = Callable[[int], str]
 
 
 def letters_of_either_case(word: str, number: int) -> str:
-    """Return another spelling of a word for each number, as long as there are any."""
+    """Return the word in an upper and lower case spelling that depends on the number."""
     found = []
     for char in word:
         odd = number % 2 if char.isalpha() else 0
@@ -99,9 +99,9 @@ def written(folder: Path, env: list[str], **more: object) -> Spec:
 
 @dataclass
 class Field:
-    """Place of a text, with everything else that it needs there, and the configuration.
+    """The place of a text in a request, with the other entries and settings that it needs.
 
-    ``vendor`` is whose devices it names alone.
+    ``vendor`` is the only vendor whose devices it names.
     """
 
     variable: str = ""
@@ -160,7 +160,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Inventories]:
-    """A machine with devices of every vendor, and the configuration that declares one."""
+    """A host with devices of every vendor, and a configuration that declares a vendor."""
     place = tmp_path_factory.mktemp("machine")
     config = loads(DECLARED)
     config.state_dir = str(place / "state")
@@ -191,7 +191,7 @@ def folder_of(config: Config) -> Path:
 
 
 def create(spec: Spec, there: tuple[Config, Inventories]) -> None:
-    """Do what gpu-py's create does with config.json."""
+    """Edit config.json as gpu-py's create does."""
     config, inventories = there
     said = ""
     try:
@@ -202,7 +202,7 @@ def create(spec: Spec, there: tuple[Config, Inventories]) -> None:
 
 
 def shapes(inventory: Inventory | None) -> dict[str, Piece]:
-    """Return the shapes, with one more of the devices' names where there are any."""
+    """Return the shapes; if the inventory is known, add spellings of a device name."""
     if inventory is None:
         return SHAPES
     word = max((each.id for each in inventory.devices), key=len)
@@ -211,7 +211,7 @@ def shapes(inventory: Inventory | None) -> dict[str, Piece]:
 
 @cache
 def filled(piece: Piece, length: int) -> str:
-    """Return a comma list of pieces that is so long."""
+    """Return a comma-separated list of pieces with this length."""
     parts: list[str] = []
     left = length
     for number in count():
@@ -232,13 +232,16 @@ def most_bytes(work: Callable[[str], None], text: str) -> int:
 
 
 def time_of(call: Callable[[], None], most: float) -> float:
-    """Return a call's time, the least of three if it isn't less: some of many are disturbed."""
+    """Return a call's time, or the least of three if it reaches ``most``.
+
+    Other work on the host disturbs some of many calls.
+    """
     took = of_this_process(call)
     return took if took < most else min(took, of_this_process(call), of_this_process(call))
 
 
 def check(start: Callable[[str], None], piece: Piece, what: str) -> None:
-    """See that what a start costs is in proportion to the length of a list of such pieces."""
+    """Check that a start's cost is in proportion to the length of a list of such pieces."""
     shortest, short, long = (filled(piece, n) for n in (LENGTH // 4, LENGTH, LENGTH * TIMES))
     took = time_of(lambda: start(long), SECONDS)
     assert took < SECONDS, f"{what}: {took:.2f} s"

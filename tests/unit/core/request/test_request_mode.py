@@ -1,4 +1,4 @@
-"""Mode of a container, by configuration and request: seen in what gpu-py writes."""
+"""Mode of a container, by configuration and request, as seen in what gpu-py writes."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ NEAREST = {"legacy": "hook", "jit-cdi": "hook", "csv": "hook", "cdi": "CDI devic
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of gpu-py's programs, on a machine with two GPUs."""
+    """The folder of gpu-py's programs, on a host with two GPUs."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/gpuhook-prestart").touch(mode=0o755)
     (tmp_path / "rootfs").mkdir()
@@ -30,7 +30,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def way(programs: Path, config: str, env: list[str], mounts: list[str]) -> str:
-    """Return what gpu-py does for a container: nothing, hook, spec, or why it refuses."""
+    """Return what gpu-py does for a container: nothing, hook, spec, or the reason to refuse it."""
     data = {
         "process": {"env": env},
         "root": {"path": "rootfs"},

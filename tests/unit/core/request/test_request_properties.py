@@ -1,4 +1,4 @@
-"""Any spec gives a request or one of our errors, the same one every time."""
+"""Properties of requests: any spec gives the same request, or gpuhook's own error, every time."""
 
 import json
 from typing import Any

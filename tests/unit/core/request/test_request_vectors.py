@@ -1,4 +1,4 @@
-"""The shared cases about requests, each read as NVIDIA's."""
+"""The shared cases about requests, each read as a request for NVIDIA's devices."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def spec_of(
 
 
 def devices_of(spec: dict[str, Any], config: Config) -> list[str] | None:
-    """Only the devices, in NVIDIA's form; a later error is another test's matter."""
+    """Return only the devices, in NVIDIA's form, even if a later part of the request is refused."""
     request: object
     try:
         request = read_request(spec, config)
@@ -143,7 +143,7 @@ def test_privileged_hook_specs_match_the_vectors(case: Case) -> None:
 
 @pytest.mark.vectors("image", "image.from_spec")
 def test_a_request_from_a_whole_spec_selects_all_devices(case: Case) -> None:
-    """There is one source of what a container is, its spec: no option can replace it."""
+    """Only the spec says what a container is; no option can replace it."""
     mounts = [
         dict(zip(("source", "destination"), pair.split(":"), strict=True))
         for pair in case["input"].get("spec.mounts", [])
@@ -156,7 +156,7 @@ def test_a_request_from_a_whole_spec_selects_all_devices(case: Case) -> None:
 
 @pytest.mark.vectors("hook", "hook.cli_argv")
 def test_the_request_matches_nvidia_container_cli_arguments(case: Case) -> None:
-    """gpuhook starts no nvidia-container-cli; the same words are in the request and config."""
+    """gpuhook starts no nvidia-container-cli; its request and config have the same words."""
     config = Config()
     request = read_request(spec_of(case["input"]["env"]), config)
     argv = case["expected"]["argv"]

@@ -21,7 +21,7 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def found() -> Inventory:
-    """Devices of the machine: GPUs in another order than their addresses, the middle one lost."""
+    """Devices of the host: GPUs in another order than their addresses, the middle one lost."""
     there = machine(gpu(2, 0), gpu(0, 3))
     there.lost = (1,)
     return there
@@ -29,7 +29,7 @@ def found() -> Inventory:
 
 @pytest.fixture
 def call(finds: Callable[..., None], config: list[str], found: Inventory) -> Call:
-    """Run a command of Slurm's on a machine that has ``found``."""
+    """A function that runs a Slurm command of gpuhook on a host with the devices ``found``."""
     finds(found)
     return lambda *words: CliRunner().invoke(cli, ["slurm", *words, *config])
 
@@ -91,7 +91,7 @@ def test_a_failing_driver_is_reported_after_other_devices_are_written(
 def test_a_failing_driver_leaves_gres_conf_unchanged(
     call: Call, finds: Callable[..., None], found: Inventory, tmp_path: Path
 ) -> None:
-    """Every job may open what the file lacks."""
+    """Every job may open a device that the file lacks."""
     path = tmp_path / "gres.conf"
     path.write_text("as it was")
     finds(found, failing=AMD)

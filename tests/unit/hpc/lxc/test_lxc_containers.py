@@ -1,4 +1,4 @@
-"""LXC containers: which file is a container's, and lines that follow the driver."""
+"""LXC containers: the config file of a container, and lines that follow the driver."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def made(*operations: Operation, root: str | None = None) -> list[str]:
 def test_cgroup_v1_rules_are_written_only_on_hosts_with_cgroup_v1(
     monkeypatch: pytest.MonkeyPatch, groups: str, keys: list[str]
 ) -> None:
-    """LXC 7 refuses them, so a container would not start."""
+    """LXC 7 refuses cgroup v1 rules, so a container would not start."""
     monkeypatch.setattr("gpuhook.base.host.proc.read", lambda _: groups.encode())
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     found = lines.lines(Plan([RULE]), (), None, lines.versions())
@@ -152,7 +152,7 @@ def test_a_containers_config_file_is_found_or_refused(tmp_path: Path) -> None:
 
 
 class Planned:
-    """A driver with one device, whose plan is what a test says."""
+    """A driver with one device, and with a plan that the test sets."""
 
     def __init__(self) -> None:
         self.plan = Plan([RULE, DEVICE])
@@ -204,7 +204,7 @@ def test_root_folder_and_id_mapping_are_read_from_the_config(
 def test_cgroup_v2_rules_are_written_only_where_others_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_restricted: bool
 ) -> None:
-    """Without others, LXC would forbid the container everything but the devices."""
+    """Without other rules, LXC would forbid the container everything but these devices."""
     rule = "lxc.cgroup2.devices.allow = c 1:3 rwm\n"
     for name, content in {
         "common.conf": f"lxc.cgroup2.devices.deny = a\n{rule}",
@@ -238,7 +238,7 @@ def test_a_given_root_folder_that_is_no_folder_is_refused(tmp_path: Path, planne
 
 
 class Host:
-    """A container with devices, and gpuhook's state."""
+    """A container with devices, and gpuhook's state folder."""
 
     def __init__(self, folder: Path, name: str = "box") -> None:
         self.state = str(folder / "state")

@@ -24,7 +24,7 @@ PLACES = [
 
 
 def test_a_damaged_record_is_refused_as_unreadable(tmp_path: Path) -> None:
-    """Before any change is rolled back by it, wherever it is damaged."""
+    """It is refused before any change is rolled back by it, wherever it is damaged."""
     path = tmp_path / "note.json"
     noted = FolderRecord(
         str(path), "/root", FolderIdentity(1, 2, 3), "boot", 4, [["a", "b"]], PLACES

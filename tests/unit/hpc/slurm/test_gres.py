@@ -1,4 +1,4 @@
-"""Lines of gres.conf: what Slurm reads in them is what the machine has, whatever it is called."""
+"""Lines of gres.conf: Slurm reads from them the devices that the host has, whatever their names."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ ENTRIES = st.builds(
 
 
 def devices(written: str) -> list[dict[str, str]]:
-    """Return the lines about devices as Slurm reads them: names with values, blanks between."""
+    """Return the lines about devices as Slurm reads them: names and values, separated by blanks."""
     lines = [line for line in written.splitlines() if " Name=" in line]
     return [dict(part.split("=", 1) for part in line.split(" ")) for line in lines]
 
@@ -74,7 +74,7 @@ def test_gres_lines_describe_exactly_the_given_devices(entries: list[GresEntry])
 
 @given(st.lists(ENTRIES, min_size=1, max_size=8))
 def test_slurm_numbers_devices_in_the_order_of_their_lines(entries: list[GresEntry]) -> None:
-    """It takes slurm.conf's types one by one, and the lines of each in their order."""
+    """Slurm takes the types of slurm.conf one by one, and the lines of each type in their order."""
     written = text(entries, "n1")
     found = devices(written)
     line = re.search(r"NodeName=n1 Gres=(\S+)", written)
@@ -95,7 +95,7 @@ def test_slurm_numbers_devices_in_the_order_of_their_lines(entries: list[GresEnt
 
 
 def test_links_are_written_in_the_order_of_slurms_numbers() -> None:
-    """The types are grouped, so the numbers are others than in the order of the entries."""
+    """Slurm groups devices by type, so its numbers differ from the order of the entries."""
     pair = [
         GresEntry("nvidia", "h100", ("/dev/x0",), id="a", links={"c": 4}),
         GresEntry("nvidia", "a100", ("/dev/x1",), id="b"),
@@ -155,7 +155,7 @@ def write(path: Path, text: str) -> None:
 
 
 def machine(sys: Path, sockets: list[str], threads: dict[int, str], local: str) -> Cores:
-    """Write a machine's /sys: the CPUs of each socket, those of each core, and a GPU's."""
+    """Write a host's /sys: the CPUs of each socket, of each core, and those near a GPU."""
     cpu = sys / "devices/system/cpu"
     write(cpu / "online", ",".join(sockets))
     write(sys / "devices/system/node/online", f"0-{len(sockets) - 1}")

@@ -1,4 +1,4 @@
-"""Devices from which Slurm keeps jobs, according to Slurm's own files."""
+"""Devices that Slurm keeps jobs from opening, according to Slurm's own files."""
 
 import os
 from pathlib import Path
@@ -158,7 +158,7 @@ def test_a_node_is_matched_by_its_nodehostname(tmp_path: Path) -> None:
 
 
 def test_a_node_with_devices_missing_from_slurm_conf_is_refused(tmp_path: Path) -> None:
-    """With its files here, nothing says whether Slurm guards devices; a CPU node has none."""
+    """Without these lines, nothing shows whether Slurm guards the devices; a CPU node has none."""
     for more in ("Include nodes.conf\n", "GresTypes=gpu\n"):
         slurm = PLUGIN + more
         conf = slurms_files(tmp_path, slurm=slurm, gres=f"NodeName=n1 {NULL}")
@@ -186,7 +186,7 @@ def test_a_node_with_devices_missing_from_slurm_conf_is_refused(tmp_path: Path) 
 def test_fewer_devices_in_slurm_conf_than_in_gres_conf_are_refused(
     text: str, tmp_path: Path
 ) -> None:
-    """Slurm guards only as many as slurm.conf says, and leaves the others open."""
+    """Slurm guards only as many devices as slurm.conf has, and leaves the others open."""
     gres = "Name=gpu File=/dev/null\nName=gpu MultipleFiles=/dev/zero,/dev/full\n"
     with pytest.raises(ConfigError, match=r"2 devices of this node and slurm.conf [01],"):
         guarded(str(slurms_files(tmp_path, slurm=PLUGIN + text, gres=gres)))

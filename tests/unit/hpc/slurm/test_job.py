@@ -1,4 +1,7 @@
-"""A job's devices: what its container asks for. That the kernel decides is scripts/test-slurm's."""
+"""Devices of a Slurm job, as requested for its container.
+
+scripts/test-slurm tests that the kernel decides which devices a job may open.
+"""
 
 import errno
 import json
@@ -57,7 +60,7 @@ def test_every_entry_of_a_variable_is_replaced() -> None:
 
 
 def test_a_job_without_a_device_requests_none() -> None:
-    """An image from before the variables asks for all by not having one."""
+    """An old image requests all devices just by not having the variable."""
     assert asked([], "CUDA_VERSION=11.0")["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert asked([], "NVIDIA_VISIBLE_DEVICES=all", every=[])["NVIDIA_VISIBLE_DEVICES"] == "void"
 
@@ -153,7 +156,7 @@ def test_a_device_refused_by_the_cgroup_is_not_given_to_the_job(
 def test_a_device_missing_from_gres_conf_is_not_given_to_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that came back after gres.conf was written: the kernel lets every job open it."""
+    """The kernel lets every job open a GPU that came back after gres.conf was written."""
     devices = owned()
     monkeypatch.setattr(job, "devices_here", lambda *_, **__: SlurmDevices(devices, [], []))
     monkeypatch.setattr(job, "answer", lambda _: 0)
@@ -170,7 +173,7 @@ def test_a_device_missing_from_gres_conf_is_not_given_to_a_job(
 def test_a_node_without_devices_runs_containers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All nodes of a cluster have one oci.conf, and some no driver."""
+    """All nodes of a cluster share one oci.conf, and some nodes have no driver."""
 
     def none(*_: Any, **__: Any) -> None:
         raise NoDriverError("No driver", "Install one")

@@ -1,4 +1,4 @@
-"""The lines of oci.conf that gpuhook slurm oci writes."""
+"""Lines of oci.conf that gpuhook slurm oci writes."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A look as gpuhook stats draws it, on terminals of all sizes, and as JSON."""
+"""Snapshots as gpuhook stats draws them, on terminals of all sizes, and as JSON."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def drawn(look: Snapshot, width: int, height: int = 30, *, colours: bool = False
 
 
 def printed(look: Snapshot, width: int = 200) -> list[list[str]]:
-    """Return the words of the lines that a pipe gets."""
+    """Return the words of the lines that are written to a pipe."""
     file = io.StringIO()
     Console(file=file, width=width, _environ={}).print(*tables(look, width, bars=False), sep="\n")
     return [line.split() for line in file.getvalue().splitlines()]
@@ -144,7 +144,7 @@ PROCESSES = replace(
 
 
 def test_processes_are_listed_and_written_as_json() -> None:
-    """The hungriest first; a user that this machine doesn't know is a number."""
+    """The process with the largest use comes first; a user unknown to the host is a number."""
     header = "PID USER GPU SM MEMORY CPU HOST MEMORY TIME COMMAND CONTAINER"
     assert [" ".join(line) for line in printed(PROCESSES)[-4:]] == [
         header,
@@ -173,7 +173,7 @@ def test_processes_are_listed_and_written_as_json() -> None:
 def test_rows_are_sorted_in_the_chosen_order(
     order: str, processes: str, containers: list[str]
 ) -> None:
-    """The largest first, unknown values last, and after all containers what is in none."""
+    """The largest values come first, unknown ones last, and use outside containers at the end."""
     assert order in ORDERS.values()
     with redirect_stdout(io.StringIO()) as file:
         show(tables(PROCESSES, 200, bars=False, order=order))
@@ -212,7 +212,7 @@ def test_filters_select_devices_containers_and_processes(
 
 
 def test_scrolling_shows_every_row() -> None:
-    """And no further than to the last one."""
+    """Scrolling stops at the last row."""
     file = io.StringIO()
     console = Console(file=file, width=120, height=20, _environ={})
     view = View(MANY, "")
@@ -246,7 +246,7 @@ LONG = replace(
 
 @pytest.mark.parametrize("width", [*range(40, 90), 100, 120, 150, 200])
 def test_each_device_takes_one_line_at_any_width(width: int) -> None:
-    """On a terminal and printed: no line is too long, and models in parts are told apart."""
+    """No line is too long on a terminal or in a pipe, and models of MIG devices stay distinct."""
     with redirect_stdout(io.StringIO()) as file:
         show(tables(LONG, width, bars=True))
     for lines in (drawn(LONG, width)[1:], file.getvalue().splitlines()):

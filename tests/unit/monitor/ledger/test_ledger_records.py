@@ -1,4 +1,4 @@
-"""Records of the ledger that can't be read, that another version wrote, or of another owner."""
+"""Ledger records that can't be read, that another version wrote, or of another owner."""
 
 import errno
 import json
@@ -104,7 +104,7 @@ def test_no_device_is_allocated_while_a_record_is_unreadable(records: Records, d
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to fear")
 @pytest.mark.parametrize("how", ["mode", "owner", "link"])
 def test_a_ledger_folder_changeable_by_others_is_refused(records: Records, how: str) -> None:
-    """They would say which devices are free."""
+    """Other users could then decide which devices are free."""
     folder = Path(records.folder)
     if how == "mode":
         folder.chmod(0o777)
@@ -118,7 +118,7 @@ def test_a_ledger_folder_changeable_by_others_is_refused(records: Records, how: 
 
 
 def test_a_folder_in_place_of_a_record_is_an_error(records: Records) -> None:
-    """Folders where files should be: only root could make them."""
+    """Only root can make a folder where a file should be."""
     path = written(records)
     path.unlink()
     path.mkdir()
@@ -157,7 +157,7 @@ def test_a_record_of_a_newer_version_is_read(records: Records) -> None:
 def test_a_leases_age_is_unaffected_by_clock_changes(
     records: Records, step: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever becomes of the time of the day meanwhile."""
+    """The clock may be set to any time in the meantime."""
     lend(records, "GPU-a")
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + step)
@@ -173,7 +173,7 @@ def test_a_leases_age_is_unaffected_by_clock_changes(
 def test_a_lease_stays_while_a_newer_one_cannot_be_written(
     records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container may have another replica of the device."""
+    """A container may still have another replica of the device."""
     lend(records, "GPU-a")
     before = lent(records)
 
@@ -193,7 +193,7 @@ def test_a_lease_stays_while_a_newer_one_cannot_be_written(
 )
 @pytest.mark.parametrize("name", ["uid", "driver", "owner"])
 def test_a_record_under_another_owners_name_is_an_error(records: Records, name: str) -> None:
-    """One that was copied, or put there for another claim, says nothing of either."""
+    """A record that was copied or renamed for another claim proves nothing about either."""
     path = written(records)
     other = {
         "uid": f"claim_3c3b-2_{DRIVER}.json",
@@ -211,7 +211,7 @@ def test_a_record_under_another_owners_name_is_an_error(records: Records, name: 
 
 
 def test_a_part_conflicts_with_its_gpu_and_shares_do_not_conflict(records: Records) -> None:
-    """A device and its parts, of any owner; neither who only looks nor shares of one device."""
+    """Conflicts don't depend on the owner; admin access and shares of one device don't conflict."""
     with records.locked():
         records.write(mps_record(records))
         records.write(record(records))

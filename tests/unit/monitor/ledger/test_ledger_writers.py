@@ -1,4 +1,4 @@
-"""One way to change a device's settings: every writer goes through the ledger."""
+"""Changes of device settings, for which every module uses the ledger."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""CDI specs that are ours, and those that name our hook. Keeping them up to date needs a driver:
-tests/integration/test_cdi_refresh.py."""
+"""CDI specs of gpuhook, and those that name its hook.
+
+Keeping them up to date needs a driver: see tests/integration/test_cdi_refresh.py.
+"""
 
 import copy
 from pathlib import Path
@@ -42,7 +44,7 @@ def test_a_cdi_spec_is_recognised_as_ours_by_its_hook(document: Document) -> Non
 
 
 def test_a_cdi_spec_without_a_hook_is_recognised_by_its_variables(document: Document) -> None:
-    """Of a vendor whose devices are only nodes."""
+    """Such a CDI spec is of a vendor whose devices are only nodes."""
     del document["containerEdits"]["hooks"]
     assert is_ours(document)
     document["containerEdits"]["env"].remove("NVIDIA_VISIBLE_DEVICES=void")

@@ -1,4 +1,4 @@
-"""Roots moved in CDI documents: the shared cases, and what they don't say."""
+"""Moved roots in CDI specs: the shared cases, and cases that they leave open."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The files of systemd and udev by which documents are refreshed."""
+"""Files of systemd and udev that refresh CDI specs."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""CDI documents as text that every reader reads as meant, and as files that are whole always."""
+"""CDI specs as text that every reader understands as meant, and as files that are always whole."""
 
 import json
 import os
@@ -132,7 +132,7 @@ def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def refused_to_nobody(path: Path) -> bool:
-    """Tell whether writing is refused, in one sentence, to a process that isn't root's."""
+    """Return whether a process without root's rights is refused to write, with one sentence."""
     pid = os.fork()
     if pid == 0:
         if os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""Shared parts of commands' tests: a configuration of their own, and a machine's drivers."""
+"""Shared parts of commands' tests: a configuration for the tests, and drivers of a host."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ __all__ = ["finds"]
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Words that name a configuration with a state folder of its own."""
+    """Command-line words that name a configuration with a state folder for the test."""
     monkeypatch.setattr("gpuhook.tools.cli.cdi_generate.our_program", lambda *_: "/bin/true")
     path = tmp_path / "config.toml"
     path.write_text(f'[gpuhook]\nstate-dir = "{tmp_path}/state"\n')

@@ -1,4 +1,4 @@
-"""gpuhook cdi list and validate, as they are called."""
+"""gpuhook cdi list and validate, as users call them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def run(*words: str | Path) -> Result:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A configuration of two folders: etc with a bit of everything, run missing."""
+    """A configuration with two folders: etc has good and bad files, run is missing."""
     etc = tmp_path / "etc"
     etc.mkdir()
     (etc / "good.json").write_text(json.dumps(GOOD))

@@ -1,4 +1,4 @@
-"""gpuhook cdi generate and cdi transform root: words that say nothing, and files moved."""
+"""gpuhook cdi generate and cdi transform root: refused arguments, output, and moved files."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_output_option_selects_the_path_and_format(
 
 @pytest.fixture
 def two_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A machine with devices of two vendors; return the kinds of their documents."""
+    """The kinds of the two vendors whose devices the host has."""
     there = {name: paper.machine(name, tmp_path / name, 1) for name in ("amd", "gaudi")}
     for name, names in registry.BUILT_IN.items():
         monkeypatch.setattr(type(contract.load(names)), "discover", partial(_found, there, name))
@@ -153,7 +153,7 @@ def test_transform_reads_standard_input_and_writes_standard_output(text: str) ->
     ],
 )
 def test_a_root_that_is_not_given_is_the_hosts(words: tuple[str, ...], path: str) -> None:
-    """As with nvidia-ctk."""
+    """nvidia-ctk has the same default."""
     edits = {"mounts": [{"hostPath": "/drv/lib/x", "containerPath": "/lib/x"}]}
     device = {"name": "0", "containerEdits": {"env": ["A=1"]}}
     document = {

@@ -1,4 +1,4 @@
-"""gpuhook config set: several at once, and what is left behind."""
+"""gpuhook config: concurrent changes, and files that are left behind."""
 
 import subprocess
 import sys
@@ -159,7 +159,7 @@ def test_config_path_prints_the_file_in_use(tmp_path: Path) -> None:
 
 
 def editor(folder: Path, script: str) -> str:
-    """Return a program that changes the file that it gets."""
+    """Return an editor program that changes the file that it is given."""
     path = folder / "editor"
     path.write_text(f"#!/bin/sh\nset -e\n{script}\n")
     path.chmod(0o755)
@@ -167,7 +167,7 @@ def editor(folder: Path, script: str) -> str:
 
 
 def test_config_edit_saves_the_edited_file(tmp_path: Path) -> None:
-    """One that isn't there starts as the commented default; a mode stays."""
+    """A missing file starts as the commented default, and the file's mode is unchanged."""
     path = tmp_path / "config.toml"
     uncomment = "sed -i 's/^#disable-require = .*/disable-require = true/' \"$1\""
     for script in (uncomment, 'echo \'swarm-resource = "X"\' >"$1"'):

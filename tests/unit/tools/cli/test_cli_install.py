@@ -23,7 +23,7 @@ CONTAINERD = "version = 2\n# mine\n[plugins]\n"
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Return what is below a folder: files' text and links' targets by path."""
+    """Return the content below a folder: texts of files and targets of links, by path."""
     found = {}
     for path in sorted(folder.rglob("*")):
         kind = "link " + os.readlink(path) if path.is_symlink() else ""
@@ -33,7 +33,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def system(tmp_path: Path) -> Path:
-    """A folder with /etc of its own and three programs of ours."""
+    """A folder with its own /etc and with three of gpuhook's programs."""
     (tmp_path / "etc/docker").mkdir(parents=True)
     (tmp_path / "etc/docker/daemon.json").write_text(DAEMON)
     (tmp_path / "etc/containerd").mkdir()
@@ -133,7 +133,7 @@ def test_uninstall_warns_of_containers_bound_to_the_runtime(system: Path) -> Non
 
 @pytest.mark.parametrize("own", ["", 'imports = ["conf.d/*.toml"]\n'])
 def test_uninstall_warns_of_files_no_longer_imported(system: Path, own: str) -> None:
-    """NVIDIA's toolkit adds no import where ours covers its file."""
+    """NVIDIA's toolkit adds no import if gpuhook's import covers its file."""
     config = system / "etc/containerd/config.toml"
     config.write_text(own + CONTAINERD)
     call(system, "install", "--engine=containerd")
@@ -147,7 +147,7 @@ def test_uninstall_warns_of_files_no_longer_imported(system: Path, own: str) -> 
 
 @pytest.mark.parametrize("migrated", [False, True])
 def test_copies_of_our_runtime_are_warned_of(system: Path, *, migrated: bool) -> None:
-    """`containerd config migrate` prints what imported files have, too."""
+    """`containerd config migrate` also prints the content of imported files."""
     config = system / "etc/containerd/config.toml"
     config.write_text('version = 4\nimports = ["conf.d/*.toml"]\n')
     call(system, "install", "--engine=containerd", "--set-default")
@@ -345,7 +345,7 @@ def test_configure_accepts_nvidias_spelling_of_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
 def test_configure_accepts_a_runtime_that_is_installed_later(tmp_path: Path, engine: str) -> None:
-    """As NVIDIA's command does, which images and operators call before the program is there."""
+    """NVIDIA's command accepts it, and images and operators call it before the program exists."""
     program, state = tmp_path / "bin/gpu-py", f"--state-dir={tmp_path}/state"
     config = tmp_path / ("99.conf" if engine == "podman" else "config")
     words = [f"--runtime={engine}", f"--config={config}", state, f"--nvidia-runtime-path={program}"]
@@ -448,7 +448,7 @@ VERSIONS = pytest.mark.parametrize(
 
 
 def files(system: Path) -> dict[str, str]:
-    """Return what is below the system's folders but gpuhook's state; what TOML files say."""
+    """Return the content below the system's folders, without gpuhook's state; TOML is parsed."""
     return {
         path: str(tomllib.loads(text)) if path.endswith(".toml") else text
         for path, text in tree(system).items()
@@ -515,7 +515,7 @@ def test_the_previous_default_runtime_is_restored(system: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_moved_gpuhook_updates_its_paths_in_engine_files(system: Path, engine: str) -> None:
-    """Another gpuhook, which has a name of its own, stays where it is."""
+    """Another gpuhook with a name of its own keeps its path."""
     for folder in ("opt/other", "opt/new"):
         shutil.copytree(system / "opt/bin", system / folder)
     words = ["install", f"--engine={engine}", f"--prefix={system}"]
@@ -609,7 +609,7 @@ def test_hook_option_without_podman_gives_a_warning(
 def test_for_training_sets_only_missing_limits(
     system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that config.toml doesn't set; all of it is kept else."""
+    """It sets only limits that config.toml doesn't set; everything else in it is unchanged."""
     monkeypatch.delenv("GPUHOOK_CONFIG", raising=False)
     path = system / "etc/gpuhook/config.toml"
     path.parent.mkdir()

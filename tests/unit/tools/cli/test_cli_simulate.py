@@ -102,7 +102,7 @@ def test_remove_is_accepted_for_every_vendor(tmp_path: Path) -> None:
 
 
 def without(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line with a Python that finds gpuhook, and no gpuhook_simulate."""
+    """Run the command line with a Python that finds gpuhook, but not gpuhook_simulate."""
     code = (
         "import sys, importlib.util; from gpuhook.tools.cli import main\n"
         "sys.path = [each for each in sys.path if not each.endswith('simulate/src')]\n"
@@ -136,7 +136,7 @@ def test_simulate_help_says_that_the_package_is_missing() -> None:
 def test_a_simulate_package_of_another_version_is_refused(
     words: list[str], status: int, tmp_path: Path
 ) -> None:
-    """pip upgrades one of the two, and says that it goes with the other one no more."""
+    """pip upgrades one of the two packages, and only reports that the other no longer fits."""
     package = tmp_path / "gpuhook_simulate"
     package.mkdir()
     (package / "__init__.py").write_text('__version__ = "0.0.1"\n')
@@ -175,7 +175,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def put_a_link(path: Path, outside: Path) -> None:
-    """Have what is at a path be outside, with a link to it there."""
+    """Move a file or folder outside, and put a link to it in its place."""
     path.rename(outside)
     path.symlink_to(outside)
 

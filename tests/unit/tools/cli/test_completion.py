@@ -1,4 +1,4 @@
-"""Completion, as each shell's script asks for it."""
+"""Completion, as the script of each shell requests it."""
 
 import os
 import subprocess
@@ -73,7 +73,7 @@ def test_an_unknown_shell_is_refused() -> None:
 
 
 def _completed(line: str, shell: str = "zsh") -> list[str]:
-    """Return what a shell is offered for the last word of a line, which zsh sends whole."""
+    """Return the words that a shell is offered for the last word of a line."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMP_WORDS", line)
         patch.setenv("COMP_CWORD", str(line.count(" ")))
@@ -123,7 +123,7 @@ def test_files_and_folders_are_completed() -> None:
 
 
 def _saved_machine(tmp_path: Path) -> str:
-    """Simulate a machine, have it saved, and return the configuration that uses it."""
+    """Simulate and save a machine, and return the configuration that uses it."""
     build(Options(root=str(tmp_path / "root"), gpus=2))
     config = tmp_path / "config.toml"
     config.write_text(

@@ -16,7 +16,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_step_is_printed_with_its_time(tmp_path: Path) -> None:
-    """On standard error only; nothing of it is Python's own."""
+    """The steps go only to standard error, and they name no files of Python itself."""
     path = tmp_path / "config\x1b[2J.toml"
     path.write_text("disable-require = true\n")
     words = ["config", "get", f"--config={path}", "disable-require"]

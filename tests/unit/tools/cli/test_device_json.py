@@ -1,4 +1,4 @@
-"""The devices in the JSON of list, info and stats have the same keys."""
+"""Devices in the JSON of list, info and stats, which have the same keys."""
 
 import importlib
 import json

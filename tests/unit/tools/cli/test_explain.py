@@ -1,4 +1,4 @@
-"""gpuhook explain: why nothing is done, what is there in part, and words that say nothing."""
+"""gpuhook explain: reasons for doing nothing, missing parts, and words without effect."""
 
 import json
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def test_explain_gives_the_reason_if_no_device_is_requested(
     instead='return "\\n".join(lines)',
 )
 def test_control_characters_in_an_explanation_are_escaped() -> None:
-    """Whatever an image, a machine or a document brings into a field; JSON has it as it is."""
+    """An image, a host or a CDI spec may contain such characters; JSON has them unchanged."""
     hostile = "\x1b]0;x\x07\x9b2J\u202e\nError (x): y\r\u2028\x85"
     explanation = Explanation()
     facts = SimpleNamespace(to_json=dict, facts=lambda: [("Capabilities", hostile), (hostile, "x")])
@@ -196,7 +196,7 @@ def test_explain_without_exactly_one_container_is_refused(
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[NvidiaInventory], None]:
-    """Have a machine found."""
+    """A function that sets the inventory that gpuhook finds."""
     return lambda what: monkeypatch.setattr(
         "gpuhook.core.inventory.cache.get_inventory", lambda *_, **__: what
     )
@@ -275,7 +275,7 @@ def test_lost_gpus_are_shown_for_every_request(
 def test_a_summary_of_many_devices_has_at_most_30_lines(
     tmp_path: Path, found: Callable[[NvidiaInventory], None], asks: str
 ) -> None:
-    """112 MIG devices, asked of every vendor at once, on a terminal of 80 columns."""
+    """The host has 112 MIG devices, and the terminal has 80 columns."""
     migs = tuple(mig(n, n, 12 + n, 21 + n) for n in range(7))
     there = machine(*(gpu(n, n, migs) for n in range(16)))
     there.lost = tuple(range(16, 60))
@@ -355,7 +355,7 @@ OTHER = {"x86_64": ("aarch64", 183, "arm64"), "aarch64": ("x86_64", 62, "amd64")
 
 
 def program_of(number: int, wide: bool = True, little: bool = True) -> bytes:
-    """Return the header of a program for a machine; elf.h."""
+    """Return the header of a program for an architecture, as elf.h defines it."""
     order: Literal["little", "big"] = "little" if little else "big"
     head = b"\x7fELF" + bytes([1 + wide, 2 - little, 1]) + bytes(9)
     return (head + (2).to_bytes(2, order) + number.to_bytes(2, order)).ljust(64, b"\0")
@@ -428,7 +428,7 @@ def test_an_image_for_this_architecture_yields_no_warning(
 
 
 def test_the_engines_architecture_counts_if_image_files_are_missing(tmp_path: Path) -> None:
-    """Its files aren't visible: some containerd storage drivers keep them elsewhere."""
+    """Some containerd storage drivers keep the image's files elsewhere, so they aren't visible."""
     warning = _image_checks.other_machine([str(tmp_path / "none")], OTHER[2], "")
     assert warning.startswith(f"The image is for {OTHER[0]} and this host is {own.MACHINE}: ")
     (tmp_path / "bin").mkdir()

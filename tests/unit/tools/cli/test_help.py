@@ -1,4 +1,4 @@
-"""Help that says whole sentences, has an example for every command, and answers misspelt words."""
+"""Help texts: complete sentences, an example for every command, and hints for misspelt words."""
 
 import itertools
 import re
@@ -79,7 +79,7 @@ def test_examples_of_the_main_help_are_valid_command_lines() -> None:
 
 
 def test_the_main_help_describes_every_listed_command() -> None:
-    """In groups, without the commands that few need: those are in the manual and the reference."""
+    """Commands are in groups; those that few users need are in the manual and the reference."""
     text = run("--help")
     groups = cli.groups()
     every = _commands()

@@ -1,4 +1,4 @@
-"""Imports of interactive commands: each further module delays them."""
+"""Imports of interactive commands, because each further module delays them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The first five minutes with gpuhook install: questions, --gpus, and what to do next."""
+"""First use of gpuhook install: questions, --gpus, and instructions for the next steps."""
 
 import json
 import os
@@ -25,7 +25,7 @@ QUESTION = "Make them work?"
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to use as /, with Docker's and CRI-O's folders, and programs of ours."""
+    """A folder to use as /, with Docker's and CRI-O's folders and gpuhook's programs."""
     for folder in ("etc/docker", "etc/crio", "opt/bin"):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("gpu-py", *program_links.LINKS.values()):
@@ -50,7 +50,7 @@ def runtimes(system: Path) -> dict[str, Any]:
 
 
 def on_terminal(arguments: list[str], answers: str) -> tuple[int, str]:
-    """Run gpuhook on a terminal of its own; return its status, and what the terminal shows."""
+    """Run gpuhook on a new terminal; return its status and the text that the terminal shows."""
     ours, theirs = pty.openpty()
     try:
         with subprocess.Popen(
@@ -173,7 +173,7 @@ def test_an_existing_foreign_nvidia_runtime_stays_unchanged(system: Path, entry:
 @pytest.mark.parametrize("name", ["nvidia", "other"])
 @pytest.mark.parametrize("engine", ["docker", "containerd", "crio", "podman"])
 def test_nvidia_ctk_never_moves_our_entry(tmp_path: Path, name: str, engine: str) -> None:
-    """Scripts give the path of NVIDIA's runtime, which may be a link to ours, or missing."""
+    """Scripts pass the path of NVIDIA's runtime, which may be a link to gpu-py, or missing."""
     ours, theirs = tmp_path / "opt/gpu-py", tmp_path / "bin/nvidia-container-runtime"
     for path in (ours, theirs):
         path.parent.mkdir()
@@ -199,7 +199,7 @@ def test_nvidia_ctk_never_moves_our_entry(tmp_path: Path, name: str, engine: str
 
 
 def test_the_nvidia_runtime_has_nvidias_path_for_dev_containers(system: Path) -> None:
-    """Their command line looks for a runtime nvidia whose path has NVIDIA's name."""
+    """The command line of dev containers looks for a runtime nvidia with NVIDIA's path."""
     call(system, "--engine=docker", "--engine=crio", "--gpus")
     link = "/usr/local/bin/nvidia-container-runtime"
     assert runtimes(system)["nvidia"] == {"path": link}
@@ -265,7 +265,7 @@ def test_only_recent_engine_versions_serve_gpus_by_cdi(
 def test_the_gpus_option_adds_cdi_if_the_docker_version_needs_it(
     system: Path, monkeypatch: pytest.MonkeyPatch, version: str, more: list[str], has_cdi: bool
 ) -> None:
-    """No test host has such a Docker: only its program's version is asked for."""
+    """No test host has such a Docker, so the test replaces the reported version."""
     monkeypatch.setattr(
         "gpuhook.tools.engines.installed.version", lambda engine, prefix="": version
     )

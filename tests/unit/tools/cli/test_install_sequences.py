@@ -1,4 +1,4 @@
-"""Whatever was installed in whatever order, uninstall leaves files and folders as they were."""
+"""Uninstall after installs in any order, which restores files and folders."""
 
 import shutil
 import tempfile
@@ -14,7 +14,7 @@ from gpuhook.tools.vendors.nvidia import program_links
 
 
 def call(system: Path, *words: str) -> bool:
-    """Run a command; tell whether it did what it was asked to do."""
+    """Run a command; return whether it succeeded."""
     programs = [f"--runtime-path={system}/opt/bin/gpu-py"] if words[0] == "install" else []
     more = [
         word.replace("=/opt/", f"={system}/opt/").replace("PREFIX", str(system))
@@ -54,7 +54,7 @@ def test_any_install_sequence_is_restored_by_uninstall(
 
 
 def test_installing_a_hook_for_a_second_stage_is_undone_completely(tmp_path: Path) -> None:
-    """The folders of the first hold the second's file by the time the first one goes."""
+    """The folders of a removed first hook already contain the second hook's file."""
     podman = ["install", "--engine=podman"]
     check(tmp_path, {}, [[*podman, "--hook=precreate"], [*podman, "--hook=prestart"]])
 

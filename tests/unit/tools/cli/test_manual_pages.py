@@ -1,4 +1,4 @@
-"""The manual pages that are made from the command line and from config.toml are complete."""
+"""Manual pages made from the command line and from config.toml, which must be complete."""
 
 import click
 import pytest
@@ -39,7 +39,7 @@ def test_every_config_key_is_described() -> None:
 
 
 def test_manual_pages_stay_below_160_lines() -> None:
-    """A request for one command doesn't print all."""
+    """The page of one command must not contain all commands."""
     lengths = {name: text.count("\n") for name, text in pages().items() if name.endswith(".1")}
     assert max(lengths.values()) < 160, lengths
 

@@ -1,4 +1,4 @@
-"""Every command that writes a file for --output: whose it is afterwards."""
+"""Commands that write a file for --output, and the owner of that file."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def devices_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_users_output_file_in_a_sticky_folder_is_refused(
     tmp_path: Path, words: str
 ) -> None:
-    """Nor where it says the same already: he would change it afterwards."""
+    """This holds even if the file has the same content, because its owner could change it later."""
     program, *rest = f"{words} {COMMANDS[words]}".split()
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -100,7 +100,7 @@ def breadth(rows: list[list[str]], places: Iterable[int]) -> int:
 def test_table_rows_fit_on_one_line_of_the_terminals_width(
     rows: list[list[str]], width: int, some_go: bool, is_cut: bool
 ) -> None:
-    """Columns are dropped before texts are shortened, and those only as far as it is needed."""
+    """Columns are dropped before texts are shortened, and texts only as far as needed."""
     header = [f"T{number}" for number in range(len(rows[0]))]
     less = header[1:] if some_go else []
     cut = header[-1] if is_cut else ""
@@ -141,7 +141,7 @@ def test_lists_are_wrapped_when_no_column_can_be_dropped(rows: list[list[str]], 
 def test_text_beside_a_title_is_wrapped_without_breaking_words(
     rows: list[tuple[str, str]], width: int
 ) -> None:
-    """A word without space next to its title has a line below; no word is broken."""
+    """A word that doesn't fit next to its title goes to the line below."""
     with patch.object(_screen, "_ENDLESS", width):
         lines = printed(_screen.facts([(title, text, "") for title, text in rows]))
     words = [word for line in lines for word in line.split()]

@@ -1,4 +1,4 @@
-"""The list of the files that come with the programs has all of them, in each kind of place."""
+"""Completeness of the list of files that are shipped with the programs, for each kind of place."""
 
 from pathlib import Path
 

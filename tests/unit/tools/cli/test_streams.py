@@ -1,4 +1,4 @@
-"""Standard output that can't be written is told in a sentence, whichever program it is of."""
+"""Error messages of every program when standard output can't be written."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ CALLS = [
 
 
 def shell(script: str, code: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program of ours as ``"$@"`` of a shell's script."""
+    """Run a program of gpuhook as ``"$@"`` of a shell script."""
     argv = ["sh", "-c", script, "sh", sys.executable, "-c", code, *words]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
@@ -59,7 +59,7 @@ def test_closed_output_streams_are_no_error(
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "latin-1:strict", "ascii:strict"])
 def test_unencodable_characters_do_not_fail_a_command(tmp_path: Path, encoding: str) -> None:
-    """A file's name may be in any bytes, and a value in any letters."""
+    """File names may contain any bytes, and values any characters."""
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()
     (folder / "\u6f22.toml").write_text("[nvidia-container-cli]\nroot = '/\u6f22'\n")

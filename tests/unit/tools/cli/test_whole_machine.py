@@ -1,4 +1,4 @@
-"""Commands about the whole machine: a driver that fails, narrow terminals, and the list."""
+"""Commands about the whole host: a failing driver, narrow terminals, and the list."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def call(finds: Callable[..., None], config: list[str]) -> Call:
-    """Run a command on a machine with a GPU of NVIDIA's and a driver of AMD's that fails."""
+    """A function that runs a command on a machine with an NVIDIA GPU and a failing AMD driver."""
     finds(machine(gpu(0, 0)), failing=AMD)
     return lambda *words: CliRunner().invoke(cli, [*words, *config])
 
@@ -78,7 +78,7 @@ POD = RunningContainer(
 def narrow(
     monkeypatch: pytest.MonkeyPatch, finds: Callable[..., None], config: list[str], tree: Tree
 ) -> Call:
-    """Run a command on a machine with eight GPUs, some in parts, and containers that have them."""
+    """A function that runs a command on a machine with eight GPUs, MIG devices and containers."""
     found = machine(
         *(gpu(n, n) for n in range(7)), gpu(7, 7, (mig(0, 1, 12, 13), mig(1, 2, 21, 22)))
     )
@@ -113,7 +113,7 @@ EVERY_TABLE = (
 @pytest.mark.parametrize("width", [120, 80, 60, 40, 20])
 @pytest.mark.parametrize("words", EVERY_TABLE, ids=" ".join)
 def test_narrow_terminals_break_no_word(narrow: Call, words: list[str], width: int) -> None:
-    """Longer than a terminal is only a word that has a line of its own."""
+    """Only a word on a line of its own may be longer than the terminal's width."""
     whole, cut = narrow(1000, *words), narrow(width, *words)
     assert whole.exit_code == cut.exit_code
     printed = [word for word in cut.stdout.split() if "…" not in word]
@@ -129,7 +129,7 @@ def test_narrow_terminals_break_no_word(narrow: Call, words: list[str], width: i
 @pytest.mark.parametrize("width", range(40, 201, 20))
 @pytest.mark.parametrize("command", ["info", "list"])
 def test_a_device_takes_one_line_at_any_width(narrow: Call, command: str, width: int) -> None:
-    """As far as the containers' names have space on a line."""
+    """gpuhook list also prints container names, so it needs more than 80 columns for this."""
     lines = narrow(width, command).stdout.splitlines()
     [start] = [number for number, line in enumerate(lines) if line.startswith("INDEX")]
     table = lines[start : start + 11] if command == "info" or width > 80 else []
@@ -181,7 +181,7 @@ def devices(vendor: str, *models: str) -> Inventory:
 def test_listing_names_the_vendor_when_device_names_do_not(
     vendor: str, models: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the devices' own names or those above them, without and with NVIDIA devices."""
+    """A vendor may have no device, or devices whose model is empty or lacks the vendor's name."""
     title = registry.BUILT_IN[vendor].TITLE
     for inventories in ([devices(vendor, *models)], [machine(gpu(0, 3)), devices(vendor, *models)]):
         listing._show(inventories, registry.BUILT_IN, [], Names())
@@ -210,7 +210,7 @@ def test_device_users_are_shown_as_unknown_without_root(
 def test_lost_gpus_are_marked(
     capsys: pytest.CaptureFixture[str], lost: tuple[int, ...], sentence: str
 ) -> None:
-    """In their place in the table, below it, and in JSON."""
+    """The table, the sentence below it and the JSON output all show them."""
     there = machine(gpu(2, 3, (mig(0, 1, 12, 13),)), gpu(3, 4))
     there.lost = lost
     listing._show([there], registry.BUILT_IN, [], Names())

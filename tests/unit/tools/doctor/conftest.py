@@ -1,4 +1,4 @@
-"""The fixtures of the doctor's tests."""
+"""Fixtures of the doctor's tests."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from fabricated import Tree
 
 @pytest.fixture
 def docker(tree: Tree) -> Iterator[Callable[..., None]]:
-    """A way to have a dockerd run that answers with these runtimes."""
+    """A function that starts a simulated dockerd, which reports the given runtimes."""
     listeners = []
 
     def run(

@@ -1,4 +1,4 @@
-"""The doctor finds what gpuhook install writes, and misses it after uninstall."""
+"""Findings of the doctor after gpuhook install, and again after gpuhook uninstall."""
 
 import pytest
 from click.testing import CliRunner
@@ -51,7 +51,7 @@ def test_checks_pass_after_install_and_report_unused_after_uninstall(
 
 
 def test_a_changed_low_level_runtime_of_podman_gives_a_note(tree: Tree) -> None:
-    """A note says when install should run again, because another runtime is podman's own now."""
+    """gpuhook install writes podman's own runtime, so it must run again after a change."""
     for program in ("/usr/bin/podman", "/usr/bin/runc", GPU_PY):
         tree.program(program)
     for podmans in ("runc", "crun"):

@@ -69,7 +69,7 @@ def test_in_use_finding_names_processes_nodes_and_restart_policy() -> None:
 
 
 def _npd(monkeypatch: pytest.MonkeyPatch, *findings: Finding, user: int = 0) -> Result:
-    """Run the doctor for node-problem-detector, with one check of these findings."""
+    """Run the doctor for node-problem-detector, with one check that returns these findings."""
 
     def check(_: Case) -> Iterable[Finding]:
         yield from findings

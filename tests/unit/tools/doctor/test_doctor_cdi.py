@@ -1,6 +1,6 @@
-"""The doctor's findings on CDI specs and the engines that read them, on fake machines.
+"""Findings of the doctor on CDI specs and on the engines that read them, on fake machines.
 
-tests/integration/test_doctor_cdi.py has the faults of documents of a (simulated) driver.
+tests/integration/test_doctor_cdi.py tests faulty CDI specs of a (simulated) driver.
 """
 
 import json
@@ -68,7 +68,7 @@ def test_missing_paths_in_a_cdi_spec_give_a_warning(tree: Tree, edits: dict[str,
 
 
 def test_the_remedy_for_a_managed_cdi_spec_is_refresh(tree: Tree) -> None:
-    """The remedy is the command that makes this one again, and no other."""
+    """gpuhook cdi refresh writes only managed CDI specs again; others need gpuhook cdi generate."""
     for folder in ("/etc/cdi", "/var/run/cdi"):
         tree.write(f"{folder}/x.yaml", document())
     state = str(tree.root / "var/lib/gpuhook")
@@ -103,7 +103,7 @@ def test_an_nvidia_cdi_hook_linked_to_gpuhook_gives_a_warning(tree: Tree) -> Non
 
 
 def test_device_numbers_differing_from_the_host_give_a_warning(tree: Tree) -> None:
-    """The null device has the same ones everywhere."""
+    """The test uses the null device, because its numbers are the same on every host."""
     null = {"path": "/dev/card", "hostPath": "/dev/null", "type": "c", "major": 1, "minor": 3}
     tree.link("/dev/null", "/dev/null")
     tree.write("/etc/cdi/x.yaml", document(deviceNodes=[null]))
@@ -303,7 +303,7 @@ def test_the_last_refresh_error_gives_a_warning(tree: Tree) -> None:
 
 
 def test_fifos_and_link_loops_as_cdi_specs_are_reported_as_broken(tree: Tree) -> None:
-    """None of them makes the doctor wait or stop."""
+    """A FIFO must not make the doctor wait, and a link loop must not stop it."""
     folder: Path = tree.write("/etc/cdi/README").parent
     os.mkfifo(folder / "pipe.yaml")
     (folder / "loop.json").symlink_to("loop.json")
@@ -314,7 +314,10 @@ def test_fifos_and_link_loops_as_cdi_specs_are_reported_as_broken(tree: Tree) ->
 def test_a_cdi_spec_with_a_device_now_shared_by_mps_is_stale(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A document that names it would give it without MPS' limits, and so a new one doesn't."""
+    """The old CDI spec would allocate the device without the limits of MPS.
+
+    A new CDI spec therefore leaves the device out.
+    """
     inventory = machines.machine(machines.gpu(0, 0), machines.gpu(1, 1))
     source = SpecSource(VENDOR, inventory, tree.case.config, "/opt/gpuhook-cdi-hook")
     whole = json.dumps(generate(source).document)

@@ -1,4 +1,4 @@
-"""The doctor knows where a distribution takes gpu-py from, and what containerd takes literally."""
+"""Checks of containerd's files in distributions, and of byte order marks in engines' files."""
 
 import codecs
 import json
@@ -30,7 +30,7 @@ RESTARTS = {"k3s": "systemctl restart k3s", "micr": "snap restart", "k0s": "k0s 
 
 
 class Site:
-    """A distribution on a machine whose paths are those of this one: its containerd reads them."""
+    """A Kubernetes distribution on a simulated machine, and the containerd that it configures."""
 
     def __init__(self, tree: Tree, kind: str) -> None:
         self.made = KINDS[kind](tree.root)
@@ -44,7 +44,7 @@ class Site:
             installer.install(store, list(containerd.answer(ask, (2, 1)).targets))
 
     def found(self, started: int = BOOT) -> dict[str, tuple[str, str]]:
-        """Return what the doctor says of a containerd that runs since then."""
+        """Return the doctor's findings on a containerd that has run since this time."""
         root = str(self._tree.root)
         for path in [*self._tree.root.rglob("*.toml"), *self._tree.root.rglob("*.tmpl")]:
             path.write_text(path.read_text().replace(root, ""))  # as it is on that machine
@@ -93,7 +93,7 @@ def test_an_installed_runtime_not_yet_loaded_is_a_failure(
 
 
 def test_a_runtime_lost_at_the_next_start_gives_a_warning(site: Site) -> None:
-    """As after an edit of the file that the distribution writes."""
+    """This happens after an edit of the file that the distribution writes again at each start."""
     made = site.made
     version = 2 if "version = 2" in made.read.read_text() else 3
     plugin = starts.V2 if version == 2 else starts.V3
@@ -184,7 +184,7 @@ def test_containers_conf_with_a_byte_order_mark_fails_on_old_podman(
 
 
 def test_a_hook_file_with_a_byte_order_mark_is_a_failure(tree: Tree) -> None:
-    """podman's reader of hooks knows no mark, and then no container starts."""
+    """podman's parser of hooks rejects the mark, and then no container starts."""
     tree.program("/usr/bin/podman")
     hook = {"version": "1.0.0", "hook": {"path": tree.program(f"{BIN}/gpuhook-prestart").name}}
     path = "/usr/share/containers/oci/hooks.d/gpuhook.json"

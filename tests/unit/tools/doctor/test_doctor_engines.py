@@ -222,7 +222,7 @@ def test_a_hook_newer_than_the_running_dockerd_gives_a_warning(tree: Tree) -> No
 
 
 def test_a_hook_as_old_as_dockerd_within_rounding_gives_no_warning(tree: Tree) -> None:
-    """The boot is known in whole seconds, so a dockerd may seem older than it is."""
+    """The boot time has whole seconds, so a dockerd may seem older than it is."""
     tree.program(f"{BIN}/gpuhook-prestart")
     tree.process(9, "dockerd", environ=["PATH=/usr/bin"])
     [dockerd] = tree.case.machine.processes("dockerd")
@@ -316,7 +316,7 @@ def test_a_daemon_of_unknown_age_gives_a_warning(tree: Tree) -> None:
 def test_containerds_config_dump_decides_over_its_files(
     tree: Tree, path: str, program: str, status: str
 ) -> None:
-    """A file that it reads later may have the last word, and one of another version none."""
+    """The dump includes files that are read later, and it comes from the running containerd."""
     dump = tree.write("/dump", "version = 2\n" + RUNTIME_TABLES["2"].format(program))
     words = f'#!/bin/sh\n[ "$*" = "--config {tree.root}{CONTAINERD} config dump" ] && cat {dump}'
     if path.startswith("/proc"):
@@ -338,7 +338,7 @@ def test_containerds_config_dump_decides_over_its_files(
 def test_containerd_with_an_imported_file_of_a_higher_version(
     tree: Tree, version: str, main: int, other: int, refused: bool
 ) -> None:
-    """containerd 2.3 doesn't start with it."""
+    """containerd 2.3 doesn't start if an imported file has a higher version."""
     tree.program("/usr/bin/containerd", f"#!/bin/sh\necho containerd x/v2 v{version} x\n")
     tree.program(GPU_PY)
     tree.write(CONTAINERD, f'version = {main}\nimports = ["conf.d/*.toml"]\n')

@@ -67,7 +67,7 @@ for each in host.kernel_events(types.SimpleNamespace()):
 
 @pytest.mark.parametrize("limited", [False, True])
 def test_unreceivable_kernel_events_give_a_warning(limited: bool) -> None:
-    """A process that may open no socket is told so, in its own words."""
+    """The warning gives the system's reason, here that the process may open no socket."""
     argv = [sys.executable, "-c", EVENTS.format(limited=limited)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     reason = os.strerror(errno.EMFILE)
@@ -121,7 +121,7 @@ def test_missing_launchers_are_a_failure(tree: Tree) -> None:
 def test_launchers_of_another_architecture_are_a_failure(
     tree: Tree, name: str, header: bytes, machine: str
 ) -> None:
-    """As where a virtual environment lies on a file system that machines of two kinds share."""
+    """Hosts of two architectures may share a file system that contains a virtual environment."""
     for each in ("gpu-py", "gpuhook-prestart"):
         tree.write(f"{BIN}/{each}", "#!/bin/sh\n", 0o755)
     assert said(install.launchers(tree.case))["launchers"][0] == "ok"
@@ -361,7 +361,7 @@ def test_the_device_plugins_state_is_reported(
 def test_the_nri_plugins_state_is_reported(
     tree: Tree, unit: bool, runs: bool, listens: bool, expected: list[tuple[str, str]]
 ) -> None:
-    """No other check reports that it is down: the engine starts pods without it."""
+    """The engine starts pods without the plugin, so no other check reports that it is missing."""
     if unit:
         tree.write("/etc/systemd/system/gpuhook-nri.service", "")
     if listens:
@@ -383,7 +383,7 @@ def test_the_nri_plugins_state_is_reported(
 def test_components_that_bypass_the_gate_are_reported(
     tree: Tree, runs: bool, gate: bool, unit: str, other: str
 ) -> None:
-    """The plugin is half of it: what gives devices has to obey it, too."""
+    """The plugin isn't enough: every component that allocates devices has to obey the gate."""
     tree.case.config.gate = gate
     tree.write("/var/run/nri/nri.sock", "")
     if unit:

@@ -82,7 +82,7 @@ def test_only_checks_of_the_selected_engine_run(tree: Tree, engine: str, expecte
 
 @pytest.fixture
 def doctor(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Run gpuhook doctor where these checks are all that there are."""
+    """A function that runs gpuhook doctor with only one check, which returns five findings."""
     found = [warning("b", "B", "do b"), note("d", "D", "d or not"), failure("a", "A", "do a"),
              warning("c", "C", "do c"), ok("e", "E")]  # fmt: skip
     command = importlib.import_module("gpuhook.tools.cli.doctor")
@@ -131,7 +131,7 @@ def test_notes_do_not_change_the_exit_status() -> None:
 
 @pytest.fixture
 def installed(tree: Tree) -> Tree:
-    """A machine where gpuhook is in order and podman uses it."""
+    """A simulated host with a working gpuhook, which podman uses."""
     tree.program(GPU_PY)
     tree.program(f"{BIN}/gpuhook-prestart")
     tree.config.runtimes = (str(tree.program("/usr/bin/runc")),)
@@ -241,7 +241,7 @@ def test_a_broken_file_of_an_engine_is_one_finding(installed: Tree) -> None:
 
 
 def test_the_selinux_remedy_depends_on_the_policy_boolean(installed: Tree) -> None:
-    """A boolean is named only where the policy has it: Debian's has none."""
+    """The remedy names a boolean only if the policy has it; Debian's policy has none."""
     installed.write("/sys/fs/selinux/enforce", "1")
     [finding] = host.security_modules(installed.case)
     assert str(finding.status) == "warning"
@@ -268,7 +268,7 @@ def test_the_remedy_names_the_missing_selinux_policy_module(installed: Tree) -> 
 def test_remedies_with_the_selinux_policy_name_labels_and_boolean(
     installed: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Labels are simulated, because only root may write them."""
+    """Only root may write labels, so the test simulates them."""
     labels = {GPU_PY: b"system_u:object_r:bin_t:s0"}
     monkeypatch.setattr(Machine, "label", lambda _, path: labels[path])
     installed.write("/sys/fs/selinux/enforce", "1")

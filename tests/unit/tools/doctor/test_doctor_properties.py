@@ -1,4 +1,4 @@
-"""Whatever stands in the engines' files, a check says something and never breaks."""
+"""Robustness of the doctor's checks against any content of the engines' files."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The doctor and the vendors: invented ones are checked in addition to NVIDIA, harmlessly."""
+"""Vendors' checks in the doctor: NVIDIA's, and those of invented vendors, which may crash."""
 
 import io
 import tarfile
@@ -215,7 +215,7 @@ def test_each_vendor_is_examined_below_its_own_driver_root(
 
 
 def test_an_nvidia_driver_root_gives_no_findings_for_other_vendors(tree: Tree) -> None:
-    """As where NVIDIA's driver is in a container, which has nothing of the others."""
+    """NVIDIA's driver may be in a container that has no files of other vendors' drivers."""
     tree.config.driver_root = "/run/driver"
     tree.write("/run/driver/dev/nvidiactl")
     words = [names.NAME.partition("_")[0] for names in BUILT_IN.values() if names.NAME != "nvidia"]

@@ -1,4 +1,4 @@
-"""The doctor on hosts whose containers no engine starts: Slurm, enroot and the like."""
+"""The doctor on hosts where no engine starts the containers: Slurm, enroot and the like."""
 
 import pytest
 from click.testing import CliRunner

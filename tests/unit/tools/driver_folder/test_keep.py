@@ -1,4 +1,4 @@
-"""Making a driver folder, and what is left when that is cut short at any moment."""
+"""Creation of a driver folder, and its state after an interruption at any moment."""
 
 import os
 import signal
@@ -25,13 +25,13 @@ CHANGES = ("open", "os.", "shutil.", "ctypes.dlsym")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A driver folder of a user who sees every process, wherever the tests run."""
+    """Path of a driver folder, for a user who sees every process, wherever the tests run."""
     monkeypatch.setattr(place, "_sees_every_process", lambda: True)
     return tmp_path / "state/driver"
 
 
 def driver(tmp_path: Path, version: str) -> DriverContent:
-    """Return what a driver root that is made for it has to give."""
+    """Create a driver root of this version; return the content of its driver folder."""
     root = tmp_path / f"root-{version}"
     files = {f"lib64/libcuda.so.{version}": f"/usr/lib/libcuda.so.{version}"}
     files["bin/nvidia-smi"] = "/usr/bin/nvidia-smi"
@@ -45,12 +45,12 @@ def driver(tmp_path: Path, version: str) -> DriverContent:
 
 
 def waiting(folder: Path) -> list[Path]:
-    """Return the older folders that are still there."""
+    """Return the older folders that aren't removed yet."""
     return [*folder.with_name(f".{folder.name}.gpuhook").iterdir()]
 
 
 def found(folder: Path) -> dict[str, str]:
-    """Return what is in a driver folder: paths, and what they say."""
+    """Return the content of a driver folder: each path with its text or link target."""
     return {
         str(path.relative_to(folder)): str(path.readlink())
         if path.is_symlink()
@@ -67,7 +67,7 @@ def expected(wanted: DriverContent) -> dict[str, str]:
 
 @pytest.fixture
 def kept(folder: Path, wanted: DriverContent) -> DriverContent:
-    """The same, which the driver folder holds."""
+    """The wanted files, which the driver folder already contains."""
     keeping.update(str(folder), wanted)
     return wanted
 
@@ -232,7 +232,7 @@ def test_a_path_that_is_no_driver_folder_is_left_unchanged(
 
 
 def test_an_empty_folder_becomes_the_driver_folder(wanted: DriverContent, folder: Path) -> None:
-    """The kubelet and containerd make a folder that a container is to have and isn't there."""
+    """The kubelet and containerd create a missing folder that a container mounts."""
     folder.mkdir(parents=True)
     keeping.update(str(folder), wanted)
     assert found(folder) == expected(wanted)
@@ -281,7 +281,7 @@ def test_remove_deletes_the_driver_folder_and_refuses_a_missing_one(
 def test_old_driver_folders_are_removed_after_a_reboot(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
-    """As seen from a pod, which can't see who else has them."""
+    """In a pod, gpuhook can't see which processes use an old folder, so it waits for a reboot."""
     monkeypatch.setattr(place, "_sees_every_process", lambda: False)
     for version in ("550.1", "560.1", "570.1"):
         wanted = driver(tmp_path, version)
@@ -298,7 +298,7 @@ def test_old_driver_folders_are_removed_after_a_reboot(
 def test_unchanged_files_are_not_copied_again(
     tmp_path: Path, folder: Path, wanted: DriverContent
 ) -> None:
-    """A driver's container has new files of the same content at each start."""
+    """A driver's container has new files with the same content at each start."""
     library, program = (
         tmp_path / "root-550.1" / path.lstrip("/") for path in wanted.files.values()
     )
@@ -332,7 +332,7 @@ def test_unchanged_files_are_not_copied_again(
 def test_a_copy_owned_by_another_user_is_not_reused(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wanted: DriverContent
 ) -> None:
-    """He may have made the folder while we waited, and could write to the file later."""
+    """That user may have made the folder meanwhile, and could write to the file later."""
     monkeypatch.setattr(place.FolderPath, "check", lambda _: None)
     for name, path in wanted.files.items():
         source, copy = tmp_path / "root-550.1" / path.lstrip("/"), folder / name
@@ -352,7 +352,10 @@ def test_a_copy_owned_by_another_user_is_not_reused(
 
 
 def killed_at(number: int, work: Callable[[], object]) -> bool:
-    """Do ``work`` in a child that is killed before its change number ``number``; tell if it was."""
+    """Do ``work`` in a child that is killed before its change ``number``.
+
+    Return whether it was killed.
+    """
     child = os.fork()
     if child == 0:
         count = 0

@@ -1,4 +1,4 @@
-"""containerd gets the runtimes with the options of its default, in every configuration version."""
+"""Runtimes in containerd's configuration, with its default's options, in every version."""
 
 import tomllib
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_containerd_configuration_matches_the_vectors(
 def test_containerd_2_gets_no_unknown_runtime_keys(
     text: str, program: tuple[int, int] | None, known: bool, config: Path
 ) -> None:
-    """containerd 2 warns at each start of keys that it doesn't know, for each runtime."""
+    """containerd 2 warns at each start, for each runtime, about keys that it doesn't know."""
     config.write_text(text)
     document = tomllib.loads(answer(ask_for(config), program).targets[0].text)
     [plugin] = document["plugins"].values()
@@ -102,7 +102,7 @@ def test_containerd_2_gets_no_unknown_runtime_keys(
 
 
 def test_imports_are_appended(config: Path) -> None:
-    """As the vector "containerd imports appended" has it, but in the file's own order."""
+    """The vector 'containerd imports appended' has the same result in another order."""
     config.write_text('version = 2\nimports = ["/foo/bar/*.toml"]\n')
     drop_in = "/etc/containerd/conf.d/99-nvidia.toml"
     main = answer(ask_for(config, drop_in=drop_in), None).targets[1]
@@ -219,7 +219,7 @@ def test_a_file_of_a_higher_version_is_not_imported(
     program: tuple[int, int] | None,
     refused: bool,
 ) -> None:
-    """containerd 2.3 doesn't start with an imported file of a higher version than the main's."""
+    """containerd 2.3 doesn't start if an imported file has a higher version than the main file."""
     config.write_text(f"version = {main}\n{imports}")
     (config.parent / "conf.d").mkdir()
     later = config.parent / "conf.d/50-other.toml"
@@ -238,7 +238,7 @@ def test_a_file_of_a_higher_version_is_not_imported(
 def test_versions_of_imported_files_are_compared_as_containerd_does(
     main: int, others: list[int], found: list[str]
 ) -> None:
-    """A main file without a version is compared as the first one that has one (seen with 2.3.4)."""
+    """If the main file has no version, the first import with one counts (seen with 2.3.4)."""
     documents = [{"version": version} if version else {} for version in (main, *others)]
     imported = {str(at): document for at, document in enumerate(documents[1:])}
     assert too_new(documents[0], imported, (2, 3)) == found
@@ -289,7 +289,7 @@ def test_containerd_2_3_migrates_each_file_by_its_own_version(
     program: tuple[int, int] | None,
     taken: bool,
 ) -> None:
-    """As `containerd config dump` of 2.3.4 shows; a lost SystemdCgroup ends pods at once."""
+    """`containerd config dump` of 2.3.4 shows it; pods fail at once if SystemdCgroup is lost."""
     head = f"version = {version}\n" if version > 1 else ""
     table = f'[plugins."{PLUGINS[tables]}".containerd.runtimes.runc'
     text = f"{head}{table}]\nruntime_type = 'io.containerd.runc.v2'\n"
@@ -306,7 +306,7 @@ def test_containerd_2_3_migrates_each_file_by_its_own_version(
 
 
 def test_tables_of_several_versions_in_one_file(config: Path) -> None:
-    """The newest one counts, for each key of containerd's table."""
+    """For each key of containerd's table, the newest version counts."""
     new, old = (f'[plugins."{PLUGINS[version]}".containerd' for version in (3, 2))
     config.write_text(
         f'version = 3\n{new}.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
@@ -417,7 +417,7 @@ def test_the_built_in_runtime_adds_no_comment_about_copies(config: Path) -> None
 def test_a_drop_in_is_private_if_a_config_file_is_private(
     tmp_path: Path, closed: str, program: tuple[int, int]
 ) -> None:
-    """Before 2.1 the drop-in has a copy of all CRI settings."""
+    """Before containerd 2.1, the drop-in contains a copy of all CRI settings."""
     config, more = tmp_path / "config.toml", tmp_path / "more" / "registry.toml"
     more.parent.mkdir()
     config.write_text(COMMENTED.replace("/etc/containerd", str(tmp_path)))
@@ -442,7 +442,7 @@ def cri(version: int, **settings: Any) -> str:
 def test_a_later_file_that_overrides_the_drop_in_gives_a_warning(
     tmp_path: Path, config: Path, nested: bool
 ) -> None:
-    """NVIDIA's toolkit writes conf.d/99-nvidia.toml; what a file imports comes after all others."""
+    """NVIDIA's toolkit writes conf.d/99-nvidia.toml, and nested imports are read last."""
     later = tmp_path / ("more.toml" if nested else "conf.d/99-nvidia.toml")
     later.parent.mkdir(exist_ok=True)
     config.write_text('version = 2\nimports = ["conf.d/*.toml"]\n')
@@ -465,7 +465,7 @@ def test_a_later_file_that_overrides_the_drop_in_gives_a_warning(
 def test_settings_of_files_that_are_imported_by_others_are_copied(
     tmp_path: Path, config: Path
 ) -> None:
-    """The main file, which a pattern may cover, is read once, and first."""
+    """containerd reads the main file once, and first, even if a pattern matches it."""
     config.write_text('imports = ["*.toml"]\n' + cri(2, sandbox_image="first"))
     (tmp_path / "one.toml").write_text('version = 2\nimports = ["more/two.toml"]\n')
     (tmp_path / "more").mkdir()

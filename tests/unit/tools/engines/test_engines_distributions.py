@@ -1,4 +1,4 @@
-"""A distribution's generated containerd file: gpu-py goes into its source."""
+"""Installation of gpu-py into the source of a distribution's generated containerd file."""
 
 import os
 import tomllib
@@ -57,7 +57,7 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 
 def programs_in(made: Any) -> dict[str, str]:
-    """Return what the file that containerd reads, and what that imports, say of runtimes."""
+    """Return the runtimes' programs in the file that containerd reads and in its imports."""
     found: dict[str, str] = {}
     document = tomllib.loads(made.read.read_text())
     texts = [made.read.read_text()]
@@ -75,7 +75,7 @@ def programs_in(made: Any) -> dict[str, str]:
 
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """A distribution that has been started once, with a template that takes the built-in one."""
+    """A distribution that was started once, with a template that includes the built-in one."""
     found = KINDS[request.param](tmp_path)
     if request.param == "k3s 2":  # whose version nothing says here
         found.folder.mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_install_finds_a_distributions_files_below_a_prefix(tmp_path: Path) -> N
 def test_drop_in_folder_is_used_only_if_containerd_merges_tables(
     tmp_path: Path, program: tuple[int, int] | None
 ) -> None:
-    """Else what is in the folder would be all that containerd has of the CRI's settings."""
+    """Without merging, containerd would have only the CRI settings in the folder."""
     made = starts.Ranchers(tmp_path / RANCHERS, imports=True)
     made.start()
     before = tree(tmp_path)
@@ -238,7 +238,7 @@ def test_a_template_is_refused_with_a_k3s_too_old_for_base_templates(
      'plugins.x.containerd.runtimes."gpu-py".a = 1'],
 )  # fmt: skip
 def test_a_runtime_already_in_the_template_is_refused(tmp_path: Path, line: str) -> None:
-    """Two tables of one name, and containerd doesn't start."""
+    """containerd doesn't start if a file has two tables with the same name."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.start()
     made.template.write_text(f"{BASE}\n{line}\n")
@@ -251,7 +251,7 @@ def test_a_runtime_already_in_the_template_is_refused(tmp_path: Path, line: str)
 
 
 def test_a_runtime_that_k3s_itself_adds_is_not_written(tmp_path: Path) -> None:
-    """It looks for nvidia-container-runtime, which --gpus makes."""
+    """k3s adds it if it finds nvidia-container-runtime, which the option --gpus creates."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.start()
     install(made, also=(("nvidia", PROGRAM),))
@@ -281,7 +281,7 @@ def test_installation_before_the_first_k3s_start_is_refused(tmp_path: Path, name
 
 @pytest.mark.parametrize("text", ["", "version = 3\r\n[debug]", "# {{/* nothing */}}\n"])
 def test_a_complete_template_is_extended_and_restored(tmp_path: Path, text: str) -> None:
-    """It takes nothing of the built-in one, and is not made to."""
+    """Such a template doesn't include the built-in one, and gpuhook doesn't add that."""
     made = starts.Ranchers(tmp_path / RANCHERS)
     made.start()
     made.template.write_bytes(text.encode())
@@ -335,7 +335,7 @@ def test_the_default_runtime_of_microk8s_is_restored(tmp_path: Path) -> None:
 
 
 def test_a_microk8s_drop_in_of_an_earlier_version_is_removed(tmp_path: Path) -> None:
-    """That copied placeholders into a drop-in, where nothing replaces them."""
+    """An earlier version copied placeholders into a drop-in, where nothing replaces them."""
     made = starts.MicroK8s(tmp_path / "args")
     made.start()
     text = made.template.read_text()
@@ -409,7 +409,7 @@ def test_a_k0s_drop_in_has_the_version_of_its_config(tmp_path: Path, version: in
 def test_the_distributions_own_containerd_gives_the_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one may be on PATH, as Docker's."""
+    """PATH may contain another containerd, such as Docker's."""
     for folder, version in (("bin", "1.6.20"), ("data/current/bin", "v2.1.5-k3s1")):
         program = tmp_path / folder / "containerd"
         program.parent.mkdir(parents=True)
@@ -432,7 +432,7 @@ def test_the_distributions_own_containerd_gives_the_version(
 def test_a_containerd_writable_by_others_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root runs it, and only to hear its version."""
+    """Root runs containerd to read its version, so other users must not be able to change it."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     program, ran = tmp_path / "data/current/bin/containerd", tmp_path / "ran"
     program.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""daemon.json gets the runtimes and a swarm's resources, and what else stands there stays."""
+"""Runtimes and swarm resources in daemon.json, where all other settings stay."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from gpuhook.tools.engines.swarm import KEY, SwarmNode, SwarmResource
 
 
 def without_args(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave out "args", which Docker doesn't know: its key is runtimeArgs."""
+    """Return the document without ``args`` of runtimes; Docker's key is runtimeArgs."""
     runtimes = document.get("runtimes", {})
     kept = {name: {"path": entry["path"]} for name, entry in runtimes.items()}
     return {**document, "runtimes": kept}
@@ -217,7 +217,7 @@ def test_restart_advice_is_for_the_users_own_docker(
 def test_settings_not_yet_loaded_by_dockerd_are_reported(
     info: dict[str, Any] | None, problem: str
 ) -> None:
-    """Then `docker run` right after `gpuhook install --reload` works."""
+    """`docker run` must work right after `gpuhook install --reload`."""
     dockerd = Process(7, 0, ("dockerd",), 0, 0.0, None, "")
     answer = DockerInfo(dockerd, "/d.json", "/docker.sock", info, "")
     document = {"runtimes": {"gpu-py": {"path": "/new"}}, "default-runtime": "gpu-py"}
@@ -273,7 +273,7 @@ def test_swarm_variables_follow_the_resource_entries() -> None:
 
 
 def test_swarm_resources_also_set_the_default_runtime() -> None:
-    """A service can't choose its runtime."""
+    """A swarm service can't choose its runtime."""
     ask = EngineRequest((("gpu-py", "/x"),), swarm=(ONE,))
     wanted = wanted_document({"labels": ["a=b"]}, ask, "/d.json")
     assert wanted[KEY] == ["NVIDIA-GPU=GPU-1111"]

@@ -1,4 +1,4 @@
-"""A listener on Docker's socket gets a few seconds and a few megabytes."""
+"""Limits of time and size for an answer from Docker's socket."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ OK = b"HTTP/1.0 200 OK\r\n\r\n"
 
 @pytest.fixture
 def listen(tmp_path: Path) -> Iterator[Callable[[Serve], str]]:
-    """Start a listener on a socket, which serves each connection as given."""
+    """A function that starts a listener on a socket; its argument serves each connection."""
     listeners: list[socket.socket] = []
 
     def start(serve: Serve) -> str:
@@ -120,7 +120,7 @@ def test_an_answer_that_never_completes_times_out(
 
 
 def test_a_docker_socket_with_a_full_backlog_causes_a_timely_error(tmp_path: Path) -> None:
-    """The queue of those who wait to be let in is full."""
+    """The listener's queue of waiting connections is full."""
     path = str(tmp_path / "busy.sock")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
         listener.bind(path)

@@ -1,4 +1,4 @@
-"""CRI-O and podman get drop-ins, with the options of the default runtime, and a hook."""
+"""Drop-ins for CRI-O and podman, with the default runtime's options, and podman's hook."""
 
 import json
 import tomllib
@@ -17,7 +17,7 @@ from gpuhook.tools.engines.toml_text import render
 
 
 def document_of(short: dict[str, Any]) -> dict[str, Any]:
-    """Build a crio.conf from a case's short form, or what a case expects of the drop-in."""
+    """Build a crio.conf, or the expected drop-in, from a case's short form."""
     runtime: dict[str, Any] = {}
     for key, value in short.items():
         if key.startswith("runtimes."):
@@ -40,7 +40,7 @@ def test_crio_drop_in_matches_the_vectors(case: dict[str, Any], tmp_path: Path) 
 
 
 def test_crio_runtime_is_written_to_the_drop_in_only(tmp_path: Path) -> None:
-    """As the vector "crio main config untouched" has it."""
+    """The vector 'crio main config untouched' requires this."""
     config = tmp_path / "crio.conf"
     ask = EngineRequest((("nvidia", "/usr/bin/nvidia-container-runtime"),), config=str(config))
     [target] = Crio().install(ask).targets
@@ -189,7 +189,7 @@ def test_the_podman_hook_file_applies_to_all_containers(
 def test_a_hook_in_another_stages_folder_is_removed(
     tmp_path: Path, earlier: str, words: dict[str, Any], folder: str
 ) -> None:
-    """Earlier versions had both stages in hooks.d, where every build fails at precreate."""
+    """Earlier versions wrote both stages to hooks.d, where a precreate hook fails every build."""
     path = tmp_path / "etc/containers/oci/hooks.d/gpuhook.json"
     path.parent.mkdir(parents=True)
     path.write_text(hook_document("/opt/gpuhook-prestart", earlier, None))
@@ -216,7 +216,7 @@ def test_rootless_uses_the_user_s_folders(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_user_without_a_home_is_refused(
     home: str | None, xdg: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HOME isn't set, and there is no entry in passwd; relative paths are none."""
+    """HOME isn't set and passwd has no entry for the user; relative paths don't count."""
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.setattr("os.geteuid", lambda: 4243)
     for name, value in (("HOME", home), ("XDG_CONFIG_HOME", xdg), ("XDG_STATE_HOME", xdg)):
@@ -251,7 +251,7 @@ def test_a_later_file_with_another_default_gives_a_warning(
 
 @pytest.mark.parametrize("name", ["runtime_supports_json", "hooks_dir"])
 def test_a_list_with_append_true_keeps_it(tmp_path: Path, name: str) -> None:
-    """As containers.conf(5) writes it since podman 5."""
+    """containers.conf(5) describes this form since podman 5."""
     folder = tmp_path / "etc/containers"
     folder.mkdir(parents=True)
     (folder / "containers.conf").write_text(f'[engine]\n{name} = ["x", {{append=true}}]\n')

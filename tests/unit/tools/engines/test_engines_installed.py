@@ -1,4 +1,4 @@
-"""Versions as the engines' programs say them."""
+"""Versions of engines, as their programs print them."""
 
 from pathlib import Path
 

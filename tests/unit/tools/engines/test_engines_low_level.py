@@ -16,7 +16,7 @@ CRUN = "GPUHOOK_RUNTIME=/usr/bin/crun"
 
 @pytest.fixture
 def ask(tmp_path: Path) -> EngineRequest:
-    """A host, below a prefix, with two low-level runtimes and podman's other programs."""
+    """A request for a host below a prefix, which has several low-level runtimes."""
     for path in ("usr/bin/crun", "usr/sbin/runc", "opt/crun-1", "opt/kata", "opt/youki"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch(0o755)

@@ -1,4 +1,4 @@
-"""Our line in an LXC container's file: found and removed again, whoever has rewritten the file."""
+"""gpuhook's line in an LXC container's file: found and removed, even if the file is rewritten."""
 
 from pathlib import Path
 
@@ -116,7 +116,7 @@ def test_the_include_line_has_comments_except_in_proxmox_files(tmp_path: Path) -
 def test_a_file_rewritten_by_proxmox_keeps_one_line_until_uninstall(
     tmp_path: Path, before: str, also: str
 ) -> None:
-    """A change in its web interface, for instance."""
+    """Proxmox rewrites the file after a change in its web interface, for instance."""
     place, store = written(tmp_path, PROXMOX, before)
     install(store, ask(tmp_path, PROXMOX))
     place.write_text(rewritten(also + place.read_text()))

@@ -1,4 +1,4 @@
-"""Files that another program makes, writes again, or has where nothing can be written."""
+"""Engines' files that another program generates or rewrites, or that can't be written."""
 
 import json
 import re
@@ -135,7 +135,7 @@ def test_placeholders_in_docker_log_options_alone_are_accepted(
 
 
 def test_a_placeholder_in_an_imported_file_is_refused(tmp_path: Path) -> None:
-    """containerd before 2.1 has copies of its settings in our drop-in."""
+    """Before containerd 2.1, gpuhook's drop-in contains copies of containerd's settings."""
     config, other = tmp_path / "config.toml", tmp_path / "other.toml"
     config.write_text(f'version = 2\nimports = ["{other}"]\n')
     other.write_text(f'version = 2\n[{CRI}]\nsandbox_image = "${{IMAGE}}"\n')
@@ -251,7 +251,7 @@ def test_a_system_that_writes_its_own_engine_files_is_refused(
 
 @pytest.mark.parametrize("name", ["containerd.toml", "conf.d/20-customization.part"])
 def test_the_files_of_talos_are_known_by_their_folder(tmp_path: Path, name: str) -> None:
-    """Its own containerd has another file, and in a pod its os-release isn't seen."""
+    """Talos' own containerd has another file, and a pod can't see the os-release of Talos."""
     config = tmp_path / "etc/cri" / name
     config.parent.mkdir(parents=True)
     config.write_text("version = 3\n")
@@ -271,7 +271,7 @@ def test_the_file_of_bottlerocket_is_known_by_its_programs(tmp_path: Path, progr
 
 
 def test_links_of_an_image_that_lead_out_of_it_are_not_followed(tmp_path: Path) -> None:
-    """They don't matter where they only lead to what is looked for."""
+    """Installation succeeds, because gpuhook only looks for files through these links."""
     for name, target in (("var", "/nowhere"), ("etc/os-release", "/etc/os-release")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(target)
@@ -289,7 +289,7 @@ def test_links_of_an_image_that_lead_out_of_it_are_not_followed(tmp_path: Path) 
 def test_containerd_2_uses_only_plugin_tables_of_version_3(
     tmp_path: Path, version: int, program: Any, is_imported: bool
 ) -> None:
-    """If there are any, those of version 2 are dropped, in whichever file they are."""
+    """If any file has tables of version 3, containerd drops those of version 2 in every file."""
     config, other = tmp_path / "config.toml", tmp_path / "other.toml"
     table = '[plugins."{}".containerd.runtimes.runc.options]\r\nSystemdCgroup = {}\r\n'
     old, new = table.format(starts.V2, "true"), table.format(starts.V3, "false")

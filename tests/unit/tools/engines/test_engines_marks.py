@@ -1,4 +1,4 @@
-"""Byte order marks stay in engines' files, or are named where the engine doesn't read them."""
+"""Byte order marks in engines' files: kept, or reported if the engine doesn't read them."""
 
 import codecs
 import itertools
@@ -117,7 +117,7 @@ def test_a_mark_that_docker_does_not_read_is_refused(
 def test_containerd_files_keep_a_readable_mark_and_others_are_refused(
     tmp_path: Path, mark: bytes, version: int, program: tuple[int, int] | None
 ) -> None:
-    """Version 3 is for containerd 2, which reads no file with a mark."""
+    """A file of version 3 is for containerd 2, which reads no file with a mark."""
     path = tmp_path / "config.toml"
     head = f"version = {version}\n" if version > 1 else ""
     path.write_bytes(written(f'{head}root = "é"\n', mark))
@@ -143,7 +143,7 @@ def test_containerd_files_keep_a_readable_mark_and_others_are_refused(
 def test_drop_ins_with_a_mark_are_kept_or_refused_by_engine_version(
     tmp_path: Path, engine: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ours are known with a mark, too; what was added to them stays where it can be read."""
+    """gpuhook recognizes its drop-in with a mark, and keeps additions that the engine can read."""
     store = Store(str(tmp_path / "state"))
     drop_in = tmp_path / "99-gpuhook.conf"
     (tmp_path / "crio.conf").touch()

@@ -1,4 +1,4 @@
-"""A folder that stands for / decides nothing outside of it, regardless of its origin."""
+"""Safety of --prefix: the folder's content affects nothing outside of it, whatever its origin."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def host(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """An unpacked image that has what each engine asks for."""
+    """An unpacked image with files of Docker, containerd and enroot."""
     made = tmp_path / "image"
     texts = {
         "etc/docker/daemon.json": "{}\n",
@@ -274,7 +274,7 @@ HOSTILE = {
 
 @pytest.fixture
 def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The configuration of this machine, whose state is in a folder of its own."""
+    """Path of the host's configuration, which has a state folder of its own."""
     path = tmp_path / "config.toml"
     (tmp_path / "drivers").mkdir()
     path.write_text(
@@ -297,7 +297,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_hostile_cdi_state_changes_nothing_outside_the_prefix(
     image: Path, host: Path, field: str, command: str
 ) -> None:
-    """Nor is a configuration read that it names: the driver's code would be run, as root."""
+    """gpuhook must not read a configuration that the state names: root would run its driver."""
     (host / "file").write_text("# Written by `gpuhook install`; `gpuhook uninstall` takes it back.")
     (host / "empty").mkdir()
     (image / "evil.toml").write_text(
@@ -321,7 +321,7 @@ def test_hostile_cdi_state_changes_nothing_outside_the_prefix(
 
 @pytest.mark.usefixtures("configured")
 def test_a_later_install_below_a_prefix_reuses_its_saved_settings(image: Path) -> None:
-    """An image's builder installs, later adds something, and takes all back."""
+    """An image's builder installs, later adds an engine, and then uninstalls everything."""
     before = contents(image)
     for words in (("--engine=docker", "--cdi"), ("--engine=podman",), ("--engine=docker",)):
         call("install", image, *words)
@@ -437,7 +437,7 @@ STEERING = "\x1b[2J\x9b31m\u202e\r\x07\u2028"
 )
 @pytest.mark.usefixtures("configured")
 def test_control_characters_of_an_images_names_and_files_are_escaped(image: Path) -> None:
-    """Paths below it bear the name of its folder, a diff has its files' lines."""
+    """Printed paths contain the folder's name, and a diff contains lines of the image's files."""
     image = image.rename(image.with_name(f"image{STEERING}"))
     text = "".join(char for char in STEERING if char >= " ")  # JSON has no others
     (image / "etc/docker/daemon.json").write_text(f'{{\n\t"debug": true,\n\t"x": "{text}"\n}}\n')

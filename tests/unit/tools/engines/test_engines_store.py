@@ -1,4 +1,4 @@
-"""Changes to engines' files are remembered, and taken back to the byte."""
+"""Records of changes to engines' files, and exact restoration of these files."""
 
 import errno
 import fcntl
@@ -48,7 +48,7 @@ def take(store: Store) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """An engine's file as it is before anything is changed."""
+    """An engine's file in its original state."""
     made = tmp_path / "daemon.json"
     made.write_text(OLD)
     return made
@@ -76,7 +76,7 @@ def test_a_created_file_is_removed_with_its_folders(store: Store, tmp_path: Path
 
 
 def test_folders_in_records_of_earlier_versions_are_removed(store: Store, tmp_path: Path) -> None:
-    """Those noted in each record the folders that were made for its file."""
+    """Each of those records lists the folders that were created for its file."""
     path = tmp_path / "etc" / "docker" / "daemon.json"
     put(store, target(path))
     (listed,) = (tmp_path / "state").glob("folders.json")
@@ -95,7 +95,7 @@ def test_folders_in_records_of_earlier_versions_are_removed(store: Store, tmp_pa
 )
 @pytest.mark.parametrize("ours", [False, True])
 def test_a_dangling_link_is_refused(store: Store, tmp_path: Path, ours: bool) -> None:
-    """Its file would be made, and who takes that back couldn't tell whose the link is."""
+    """gpuhook would create its target, and uninstall couldn't tell who made the link."""
     path = tmp_path / "daemon.json"
     path.symlink_to("gone.json")
     with pytest.raises(EngineError, match=f"{path} is a link to gone.json, which doesn't exist"):
@@ -285,7 +285,7 @@ def test_the_state_folder_is_private_to_its_owner(store: Store, tmp_path: Path, 
 
 
 def kept_modes(store: Store) -> dict[str, int]:
-    """Return the modes of the files that hold what is remembered."""
+    """Return the modes of the files that contain records and saved copies."""
     return {
         path.name: path.stat().st_mode & 0o777 for path in sorted(Path(store.folder).glob("*/*"))
     }
@@ -301,7 +301,7 @@ PRIVATE = {"original": 0o600, "record.json": 0o600, "written": 0o600}
 )
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
 def test_saved_copies_of_an_engine_file_are_private(store: Store, path: Path, mode: int) -> None:
-    """It may hold passwords, and a state folder may be copied or opened."""
+    """The file may contain passwords, and other users may get access to a state folder."""
     path.chmod(mode)
     put(store, target(path))
     assert kept_modes(store) == PRIVATE
@@ -314,7 +314,7 @@ def test_saved_copies_of_an_engine_file_are_private(store: Store, path: Path, mo
     instead="_MODE = 0o644  # whatever the engine's file has: its owner reads that one",
 )
 def test_copies_saved_by_earlier_versions_become_private(store: Store, tmp_path: Path) -> None:
-    """The next installation closes it, whatever engine that is for, and removal does."""
+    """The next installation or removal makes them private, whichever engine it is for."""
     path, other = tmp_path / "daemon.json", tmp_path / "other.json"
     path.write_text(OLD)
     for change in (partial(put, store, target(other)), partial(take_one, store, str(other))):
@@ -429,7 +429,10 @@ CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmt
 
 
 def killed_before(change: int, work: Callable[[], None]) -> bool:
-    """Do ``work`` in a process that ends before a change of files; tell whether it came to that."""
+    """Do ``work`` in a process that exits before a change of files.
+
+    Return whether it came to that change.
+    """
     child = os.fork()
     if not child:
         seen = 0
@@ -481,7 +484,7 @@ def test_a_killed_install_or_uninstall_loses_nothing(
 def test_a_killed_replacement_loses_nothing(
     tmp_path: Path, syntax: str, before: str | None, somebody_edits: bool
 ) -> None:
-    """Both the content before the crash and the intended content count as ours."""
+    """Both the content before the crash and the intended content count as gpuhook's."""
 
     def text(value: str) -> str:
         keys = {"all": value} if value == "a" else {"ours": {"list": [value]}, value: value}

@@ -1,4 +1,4 @@
-"""Engines' files are edited without touching what isn't meant, and what is ours is known."""
+"""Edits of engines' files change only what is meant, and recognize gpuhook's own parts."""
 
 import json
 import tomllib

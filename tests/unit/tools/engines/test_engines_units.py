@@ -1,4 +1,4 @@
-"""Files of systemd's with a block of ours, and scripts that are ours as a whole."""
+"""Files of systemd with a block by gpuhook, and scripts that gpuhook writes as a whole."""
 
 import shlex
 import shutil
@@ -31,7 +31,7 @@ BLOCK = "[Files]\nBind=/dev/nvidia0:/dev/nvidia0\n"
     ],
 )
 def test_nodes_outside_dev_get_no_systemd_device_rule(root: str, words: list[str]) -> None:
-    """systemd-nspawn makes one of each bound node, and systemd refuses others."""
+    """systemd-nspawn adds a rule for each bound node, and systemd refuses rules for other paths."""
     node = DeviceNode("/dev/nvidia0", 195, 0, 0o666, 0, 0)
     plan = Plan([AllowDevice(node.numbers, ""), BindDevice(root, node, "")])
     bind = f"--bind={root.rstrip('/')}/dev/nvidia0:/dev/nvidia0"
@@ -40,7 +40,7 @@ def test_nodes_outside_dev_get_no_systemd_device_rule(root: str, words: list[str
 
 @pytest.mark.parametrize("value", ["A=1", "A=", "A= ", "A=a  b\tc\"d'e\\f%g$h", 'A="\\"', "A='"])
 def test_variables_in_a_nspawn_file_are_quoted_for_systemd(value: str) -> None:
-    """systemd takes quotes off there, and a backslash for itself."""
+    """In these files, systemd removes quotes and takes a backslash literally."""
     name, _, text = units.machine(Plan([]), [value])[-1].partition("=")
     parser = shlex.shlex(text, posix=True)
     parser.whitespace_split, parser.escape, parser.commenters = True, "", ""
@@ -102,7 +102,7 @@ def test_owner_edits_outside_the_nspawn_block_survive_uninstall(tmp_path: Path) 
 def test_a_failing_nspawn_machine_does_not_block_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One names a GPU that is lost, for instance; systemd has to see what the others got."""
+    """One machine may name a lost GPU; systemd must still load the files of the others."""
     state = str(tmp_path / "state")
     for name in ("a", "b", "c"):
         machines.remember(state, machines.NspawnMachine(name))
@@ -164,7 +164,7 @@ OURS_ALONE = ("98-gpuhook.sh", "gpuhook-charliecloud.sh")  # another's in their 
 
 
 class Whole:
-    """An engine with a file that is wholly ours, formerly the site's or new."""
+    """An engine with a file that gpuhook writes as a whole; the site may have had one before."""
 
     def __init__(self, system: Path, engine: str, place: str, before: str | None) -> None:
         self.path, self.before = system / place, before
@@ -195,7 +195,7 @@ class Whole:
         return text
 
     def kept(self) -> list[str]:
-        """Return the copy of the edited file next to it; no program may start or read it."""
+        """Return the copies of the edited file; no program may start or read them."""
         found = sorted(self.path.parent.glob(f"{self.path.name}.*"))
         assert all(each.stat().st_mode & 0o777 == 0o600 for each in found)
         assert all(each.suffix.startswith(".edited") for each in found)
@@ -253,7 +253,7 @@ def test_repeated_user_edits_are_kept_once(whole: Whole) -> None:
 
 @pytest.mark.parametrize("whole", SIGNED, ids=name_of, indirect=True)
 def test_a_generated_file_without_a_record_is_not_kept_as_an_original(whole: Whole) -> None:
-    """Earlier versions left one that was edited, and forgot it."""
+    """Earlier versions left an edited file behind and forgot its record."""
     whole.install()
     whole.forget()
     whole.install()

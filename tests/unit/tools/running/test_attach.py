@@ -1,4 +1,4 @@
-"""Devices attached to containers: words, records, first processes, scopes, device programs."""
+"""Devices attached to running containers: names, records, processes, scopes and programs."""
 
 import copy
 import os
@@ -51,7 +51,7 @@ def grant(*numbers: int) -> Grant:
 
 
 def given(record: dict[str, Any], *numbers: int, denied: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return a record after GPUs were attached."""
+    """Return the record after these GPUs were attached."""
     new, before = grant(*numbers), [n for each in record["given"] for n in each["selected"]]
     whole = grant(*sorted({*numbers, *(int(name[4:]) for name in before)}))
     entries = attached.entries(new, denied)
@@ -228,7 +228,7 @@ def test_only_the_containers_own_scope_is_found(path: str, expected: str) -> Non
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Iterator[tuple[Config, StateDirectory, RunningContainer]]:
-    """A configuration, its folder of records, and a container of this process with GPU 1."""
+    """A configuration, its folder of records, and this process as a container with GPU 1."""
     config = Config()
     config.state_dir = str(tmp_path / "state")
     folder = records.open_records(config.state_dir, make=True)

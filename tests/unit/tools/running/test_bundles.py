@@ -19,7 +19,7 @@ RULES = [
 
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bundle that allows one GPU, and the only place where state files are looked for."""
+    """A bundle that allows one GPU; state files are searched only in its parent folder."""
     monkeypatch.setattr(bundles, "_STATE_FILES", (str(tmp_path / "*/state.json"),))
     folder = tmp_path / "bundle"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""A Docker that answers late, wrongly, or of containers that have come to an end meanwhile."""
+"""Docker that answers late or wrongly, or whose containers have stopped in the meantime."""
 
 import os
 import socket
@@ -108,7 +108,7 @@ def test_cdi_device_requests_are_resolved_to_devices(
     requests: list[Any],
     numbers: set[int] | None,
 ) -> None:
-    """As Docker 28 describes --device aws.amazon.com/neuron=2."""
+    """Docker 28 describes --device aws.amazon.com/neuron=2 in this form."""
     entry["HostConfig"] = {"Runtime": "runc", "DeviceRequests": requests}
     with tree.docker_answers(path, entry):
         given = [{minor for _, minor in each.nodes} for each in found(config)]
@@ -138,7 +138,7 @@ def test_a_container_removed_before_its_inspection_is_omitted(
 def test_all_docker_requests_share_half_a_second(
     tree: Tree, path: str, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer takes a while, and so do many of them."""
+    """Docker may have many containers, and may answer slowly for each of them."""
     monkeypatch.setattr("gpuhook.tools.engines.docker_api.containers", lambda *_: [{}] * 10_000)
 
     def slowly(*_: object) -> dict[str, Any]:

@@ -23,7 +23,7 @@ POD = RunningContainer("pod", "", 30, "pause")
 
 @pytest.fixture
 def names(tmp_path: Path) -> Names:
-    """Names of the containers in podman's store, of which one has another's id as its name."""
+    """Container names from podman's store; one container has another's id as its name."""
     stored = [{"id": TWO.name, "names": ["web"]}, {"id": ONE.name, "names": [TWO.name]}]
     (tmp_path / "containers.json").write_text(json.dumps([*stored, {"id": POD.name}]))
     found = Names()
@@ -74,7 +74,7 @@ def recorded(pid: int, started: int, *devices: tuple[int, int]) -> RunningContai
 
 @pytest.fixture
 def ourselves() -> Iterator[tuple[int, int]]:
-    """A descriptor of our own process, and when that began."""
+    """A descriptor of the test's own process, and its start time."""
     process = os.open(f"/proc/{os.getpid()}", os.O_PATH)
     yield process, records.started(process)
     os.close(process)
@@ -136,7 +136,7 @@ def test_a_cgroup_named_like_a_recorded_container_is_not_selected(names: Names) 
 def test_a_record_without_cgroups_is_refused_unless_the_names_match(
     ourselves: tuple[int, int], tmp_path: Path
 ) -> None:
-    """One of an earlier version: the cgroup that it is in counts where it is called after it."""
+    """Earlier versions recorded none; then the cgroup must be named after the container."""
     (tmp_path / "cgroup").write_bytes(b"5:devices:/docker/web\n0::/docker-web.scope/init\n")
     process = os.open(tmp_path, os.O_PATH)
     try:

@@ -1,4 +1,4 @@
-"""A gpuhook that knows the second vendor, and machines with its devices."""
+"""Registration of the second vendor, and machines with its devices."""
 
 from pathlib import Path
 

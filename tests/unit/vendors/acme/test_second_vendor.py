@@ -1,4 +1,4 @@
-"""A second vendor by the contract, with and without NVIDIA: containers' requests and devices."""
+"""Containers' requests for devices of a second vendor, with and without NVIDIA."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_selectors_select_the_expected_npus(
 
 
 def test_sample_names_select_devices_and_unknown_names_are_refused(tmp_path: Path) -> None:
-    """A new vendor's sample is a copy of it."""
+    """Authors of a new vendor start with a copy of this sample."""
     sample = second_vendor.sample()
     found = second_vendor.machine(tmp_path, sample.count, **sample.settings)
 
@@ -172,7 +172,7 @@ def test_annotations_name_the_devices_of_each_vendor(both: Inventories, mode: st
 
 @pytest.mark.parametrize("mode", ["cdi", "auto"])
 def test_a_second_vendor_reads_no_annotations_in_cdi_and_auto_mode(mode: str) -> None:
-    """In these modes one vendor's reading passes on the names of all."""
+    """In these modes, the code of one vendor handles the CDI names of all vendors."""
     config = loads(f'[nvidia-container-runtime]\nmode = "{mode}"\n[gpuhook]\n' + ACCEPT)
     notes = {"cdi.k8s.io/x": "acme.example/npu=0"}
     request = second_vendor.read(spec_with(annotations=notes), config)
@@ -230,7 +230,7 @@ def test_a_device_with_a_missing_node_is_refused(both: Inventories) -> None:
 
 
 def _give(monkeypatch: pytest.MonkeyPatch, *operations: Operation) -> None:
-    """Have ACME give files, too."""
+    """Make ACME's vendor also add these operations."""
     acme = type(second_vendor.part("vendor").VENDOR)
     monkeypatch.setattr(acme, "edits", lambda *_: list(operations))
 
@@ -279,7 +279,7 @@ def test_conflicting_variables_of_two_vendors_are_refused(
 
 
 def _with_node(found: Inventory, node: DeviceNode) -> Inventory:
-    """Return an inventory with one control node more."""
+    """Return the inventory with one more control node."""
     control = (*found.control, node.path)
     facts = (found.vendor, found.root, found.version, found.devices)
     return Inventory(*facts, (*found.nodes, node), control)

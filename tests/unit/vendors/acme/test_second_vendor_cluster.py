@@ -1,4 +1,4 @@
-"""A vendor's own options of the device plugin: from a folder of its own to flag, file and help."""
+"""A vendor's own options of the device plugin: flags, variables, file and help."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A second vendor by the contract: where it is absent, what is saved, and what a start does."""
+"""A second vendor: absent drivers, saved inventories, and containers' starts."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ PLUGINS = "/opt/acme/plugins"
 
 @pytest.fixture
 def absent(tmp_path: Path) -> Config:
-    """The configuration of a machine without ACME's driver, where that is ignored."""
+    """A configuration without ACME's driver, which ignores missing drivers."""
     text = f'driver-roots = ["acme={tmp_path}/nothing"]\nstate-dir = "{tmp_path}/state"\n'
     return loads(f'[gpuhook]\n{text}missing-driver = "ignore"\n')
 
@@ -69,7 +69,7 @@ def test_an_absent_driver_is_ignored_for_all_or_none_with_a_warning(
 def test_an_absent_driver_is_refused_for_named_devices_or_by_setting(
     both: Inventories, absent: Config, setting: str, word: str, beside: list[str]
 ) -> None:
-    """It makes no difference whether there is another one."""
+    """A request for devices of another vendor makes no difference."""
     absent.missing_driver = setting
     spec = spec_with(f"ACME_VISIBLE_DEVICES={word}", *beside)
     with pytest.raises(DriverError, match=r"ACME's driver root .* can't be read"):
@@ -158,7 +158,7 @@ Edit = Callable[..., Spec]
 
 @pytest.fixture
 def edit(both: Inventories, programs: Path, tmp_path: Path) -> Edit:
-    """Return gpu-py's edit of a config.json."""
+    """A function that returns a config.json as gpu-py edits it."""
 
     def run(data: dict[str, Any] | bytes, config: str = "") -> Spec:
         written = data if isinstance(data, bytes) else json.dumps(data).encode()
@@ -208,7 +208,7 @@ def test_variables_are_set_replaced_or_prepended(edit: Edit) -> None:
 
 
 def test_bytes_that_are_not_utf_8_are_unchanged(edit: Edit) -> None:
-    """Bytes that aren't UTF-8 are kept elsewhere, after everything inserted before them."""
+    """Text inserted before such bytes must not change them."""
     text = json.dumps(spec_with("ACME_VISIBLE_DEVICES=0", "OTHER=@1", "ACME_PLUGIN_PATH=@2"))
     data = text.encode().replace(b"@1", b"\xff\xc3 \\u00e9").replace(b"@2", b"\xfe\xe9")
     written = edit(data).text.encode("utf-8", "surrogateescape")
@@ -217,7 +217,7 @@ def test_bytes_that_are_not_utf_8_are_unchanged(edit: Edit) -> None:
 
 
 def _in_a_user_namespace(*mappings: tuple[int, int, int]) -> dict[str, Any]:
-    """Return what a spec says of a user namespace; each mapping is inside, outside, size."""
+    """Return a spec's user namespace; each mapping is inside, outside, size."""
     keys = ("containerID", "hostID", "size")
     return {
         "namespaces": [{"type": "mount"}, {"type": "user"}],
@@ -322,7 +322,7 @@ registry.BUILT_IN["acme"] = registry.complete(names)
 
 
 def with_acme(saving: Config, *env: str) -> tuple[str, set[str]]:
-    """Return the answer of a start that knows ACME, too, and the modules that it has then."""
+    """Start a container with ACME registered; return the output and the loaded modules."""
     return started(saving.state_dir, *saving.driver_roots, *env, before=BUILT_IN)
 
 
@@ -349,7 +349,7 @@ def test_a_start_with_a_saved_inventory_loads_few_modules(saving: Config) -> Non
 
 
 def test_every_vendor_defines_the_same_constants() -> None:
-    """One that is missing would be noticed where it is used, in a container's start."""
+    """Otherwise, a missing constant would fail only at its use, in a container's start."""
     sets = {
         name: {
             word: type(value)

@@ -1,4 +1,4 @@
-"""The shared cases about AMD: what AMD's toolkit does, and where gpuhook does otherwise."""
+"""Shared cases about AMD: behaviour of AMD's toolkit, and gpuhook's differences from it."""
 
 import os
 import stat
@@ -61,7 +61,7 @@ Case = dict[str, Any]
 
 
 def machine(root: Path, count: int, unique_ids: dict[str, list[int]] | None = None) -> Inventory:
-    """Return one whose devices have these unique ids."""
+    """Return the inventory of a machine whose devices have these unique ids."""
     ids = {at: int(text, 16) for text, places in (unique_ids or {}).items() for at in places}
     gpus, nodes = {}, {}
     for at in range(count):
@@ -94,7 +94,7 @@ def labels(answer: Allocation | None) -> list[int]:
 
 @pytest.mark.vectors("vendor_amd", "amd.request", "amd.request_docs")
 def test_requests_select_the_expected_devices(case: Case, tmp_path: Path) -> None:
-    """An unknown name, that AMD's program warns about, is refused; the order is nothing visible."""
+    """AMD's program only warns about unknown names. The order of the devices has no effect."""
     given = case["input"]
     found = machine(tmp_path, given["gpus"], given.get("unique_ids"))
     swarm = ", ".join(
@@ -245,7 +245,7 @@ def test_device_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
 
 
 def _status(given: Case) -> os.stat_result:
-    """Return what stat says of such a node."""
+    """Return the result of stat for such a node."""
     device = os.makedev(int(given["major_hex"], 16), int(given["minor_hex"], 16))
     mode = stat.S_IFCHR | int(given["mode_octal"], 8)
     return os.stat_result((mode, 0, 0, 1, 0, given["gid"], 0, 0, 0, 0), {"st_rdev": device})
@@ -271,7 +271,7 @@ def lease(found: Inventory, words: str, container: str) -> Case:
 
 @pytest.mark.vectors("vendor_amd", "amd.lease")
 def test_exclusive_devices_in_use_are_refused(case: Case, tmp_path: Path) -> None:
-    """A kind is exclusive or isn't, where AMD says that of each GPU."""
+    """In gpuhook, all devices of a kind are exclusive or none; AMD decides it for each GPU."""
     given, expected = case["input"], case["expected"]
     state = given["state"]
     gpus = state["gpus"]

@@ -51,7 +51,7 @@ def test_unpartitioned_gpus_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spelling", ["_", "."])
 def test_partitions_used_by_kfd_are_found(tmp_path: Path, spelling: str) -> None:
-    """Eight DRM devices are made of every GPU; KFD knows those that are used."""
+    """Every GPU has eight DRM devices, and KFD lists only those in use."""
     found = amd_machine.simulated(
         tmp_path, 2, split="1", partitions="4", memory="NPS4", spelling=spelling
     )
@@ -104,7 +104,7 @@ def test_partitions_are_numbered_by_location_or_order(
 
 
 def test_an_amd_partition_is_ordered_after_its_gpu(tmp_path: Path) -> None:
-    """Also where KFD has another place for a GPU than its folder has."""
+    """The location of a GPU in KFD may differ from that of its folder."""
     nodes = {
         str(minor): {"drm_render_minor": minor, "location_id": location, "domain": 0}
         for minor, location in ((128, 0x500), (129, 0x501), (130, 0x4800))
@@ -128,7 +128,7 @@ def test_a_partition_belongs_to_the_first_pci_function(tmp_path: Path) -> None:
 
 
 def test_device_numbers_follow_pci_addresses(tmp_path: Path) -> None:
-    """Ten and more, cards and KFD's nodes in another order, a domain of its own."""
+    """The test has more than ten GPUs, nodes in another order, and a second PCI domain."""
     addresses = [f"0000:{bus:02x}:00.0" for bus in range(3, 14)] + ["0001:02:00.0"]
     order = [*range(11, -1, -1)]
     gpus = {
@@ -168,7 +168,7 @@ def test_foreign_cards_and_gpus_unknown_to_kfd_are_ignored(tmp_path: Path) -> No
 
 
 def test_devices_of_other_drivers_are_ignored(tmp_path: Path) -> None:
-    """Whatever else is in /dev/dri, and whatever else KFD's numbers fit."""
+    """/dev/dri and KFD's numbers may also belong to devices of other drivers."""
     node = {"drm_render_minor": 128, "unique_id": 1}
     fabricate(tmp_path, {}, {"vkms.0": ["card0", "renderD128"], "amdgpu_xcp": ["x"]}, {"1": node})
     write(tmp_path / "sys/bus/pci/drivers/i915/0000:00:02.0/drm/renderD128/dev", "226:128")
@@ -201,7 +201,7 @@ def test_malformed_sysfs_entries_are_ignored(tmp_path: Path) -> None:
 
 
 def test_unreadable_files_count_as_missing(tmp_path: Path) -> None:
-    """A path that can't be read as a file counts as missing."""
+    """A folder and an oversized file stand for unreadable files."""
     amd_machine.simulated(tmp_path, 2)
     properties = tmp_path / KFD_NODES / "3/properties"
     properties.unlink()
@@ -215,7 +215,7 @@ def test_unreadable_files_count_as_missing(tmp_path: Path) -> None:
 
 
 def test_absolute_links_are_resolved_below_the_root(tmp_path: Path) -> None:
-    """Absolute links, as a container with a driver may have them, are the root's."""
+    """A container with a driver may have absolute links, which start at the driver root."""
     amd_machine.simulated(tmp_path / "root", 1)
     link = tmp_path / "root" / GPUS
     link.unlink()

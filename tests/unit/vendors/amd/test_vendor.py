@@ -1,4 +1,4 @@
-"""AMD by the contract, its simulator, and what the doctor says of its driver."""
+"""The AMD vendor, its simulator, and the doctor's findings on its driver."""
 
 import shutil
 from pathlib import Path
@@ -34,7 +34,7 @@ VIDEO, RENDER = 44, 105
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Inventory:
-    """A whole GPU, one in four partitions with one unique id, another whole one."""
+    """Three GPUs; the second has four partitions, which share one unique id."""
     settings = {"split": "1", "partitions": "4", "ids": "shared"}
     return amd_machine.simulated(tmp_path / "amd", 3, **settings)
 
@@ -55,7 +55,7 @@ def _with_ids(root: Path, *ids: int) -> Inventory:
 
 
 def test_ids_of_decimal_digits_are_distinguished_from_indexes(tmp_path: Path) -> None:
-    """A number of a few digits is an index, one of many an id where there is such an id."""
+    """A number with few digits is an index; one with many is an id if a device has it."""
     found = _with_ids(tmp_path, 0x100000000, 0x1)
     assert selected(found, "1") == ["1"]
     assert selected(found, "0x1") == ["1"]
@@ -90,7 +90,7 @@ def test_the_swarm_resource_variable_selects_devices(
 
 
 def test_one_swarm_variable_selects_devices_of_two_vendors(gpus: Inventory) -> None:
-    """One name for the GPUs of both: each vendor takes the names of its form."""
+    """Each vendor takes the names in its own form from the one variable."""
     nvidia = machines.machine(machines.gpu(0, 3), machines.gpu(1, 0))
     spec = spec_with(f"DOCKER_RESOURCE_GPU={nvidia.gpus[1].uuid},0x84cafeae17e7620")
     config = loads('swarm-resource = "DOCKER_RESOURCE_GPU"\n')
@@ -212,7 +212,7 @@ def test_the_amd_simulator_lists_gpus_and_their_nodes(tmp_path: Path) -> None:
 
 
 def test_simulated_nodes_avoid_major_numbers_of_real_drivers(tmp_path: Path) -> None:
-    """A simulated card must not be a real one."""
+    """A simulated card must not open a real device."""
     made = NodesOnPaper(str(tmp_path))
     simulate.simulate(made, 1, {})
     used = {line.split()[0] for line in machines_devices().splitlines() if line[:1] == " "}
@@ -243,7 +243,7 @@ def by_check(findings: list[Finding], status: Status) -> dict[str, str]:
 
 @pytest.fixture
 def _nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all nodes be there, which a user can't make."""
+    """Presence of all device nodes, which only root could create."""
 
     def looked_at(_: object, case: Case) -> Inventory:
         return amd_machine.looked_at(Path(case.machine.root))

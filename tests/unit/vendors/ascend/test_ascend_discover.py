@@ -23,7 +23,7 @@ def labels(found: AscendInventory) -> list[str]:
 
 
 def shared(found: AscendInventory) -> set[str]:
-    """Return the places in a container of the nodes that go with every device."""
+    """Return the paths in a container of the nodes that belong to every device."""
     nodes = [found.node(path) for path in found.control]
     return {node.inside or node.path for node in nodes if node}
 
@@ -48,7 +48,7 @@ def test_npus_listed_only_in_the_driver_class_are_found(tmp_path: Path) -> None:
 
 
 def test_devices_are_found_by_nodes_without_sysfs_numbers(tmp_path: Path) -> None:
-    """Its nodes count then, if their major is the driver's own."""
+    """Without sysfs, nodes count if their major number is the driver's own."""
     made = Machine("ascend", tmp_path, 2, pci="no", chip="310B", vnpus="100", decoys="yes")
     shutil.rmtree(tmp_path / CLASS)
     assert labels(made.look()) == ["0", "1", "100"]
@@ -98,7 +98,7 @@ def test_incomplete_sysfs_still_gives_all_devices(
 
 
 def test_one_pci_address_in_two_domains_means_two_npus(tmp_path: Path) -> None:
-    """The driver's table has no domains, so it can't tell them apart."""
+    """The driver's table has no domains, so it can't distinguish the two NPUs."""
     made = Machine("ascend", tmp_path, 1)
     shutil.rmtree(tmp_path / CLASS)
     devices, bound = tmp_path / "sys/devices/pci0000:00", tmp_path / PCI_DRIVER.lstrip("/")
@@ -128,7 +128,7 @@ def test_missing_nodes_are_recorded(tmp_path: Path) -> None:
 
 
 def test_nodes_with_generic_names_of_other_drivers_are_ignored(tmp_path: Path) -> None:
-    """/dev/hdmi of a machine with another chip is another driver's."""
+    """On a host with another chip, /dev/hdmi belongs to another driver."""
     made = Machine("ascend", tmp_path, 1)
     made.node("/dev/hdmi", 9, 9)
     made.node("/dev/davinci_manager_docker", 9, 9)
@@ -170,7 +170,7 @@ FAMILIES = {
 
 @pytest.mark.vectors("vendor_ascend", "ascend.chip")
 def test_chip_names_match_the_vectors(case: Case) -> None:
-    """The vendor's library names chips; gpuhook asks none and goes by PCI, so none is unknown."""
+    """The vendor's library names chips; gpuhook uses PCI ids, so no chip is unknown."""
     chips = FAMILIES.get(str(case["expected"]["type"]), set())
     name = str(case["input"]["chip_name"]).removeprefix("Ascend").rstrip("X")
     known = [chip for chip in {*discover.CHIPS.values()} if name.startswith(chip)]
@@ -179,7 +179,7 @@ def test_chip_names_match_the_vectors(case: Case) -> None:
 
 
 def chip_of(family: str) -> str:
-    """Return the chip to simulate for what the vendor calls a family; any for an unknown one."""
+    """Return the chip to simulate for the vendor's family; any chip for an unknown one."""
     return "950" if family == "Ascend910A5" else family.removeprefix("Ascend") or "910B"
 
 
@@ -189,7 +189,7 @@ def last_names(paths: list[str]) -> str:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.shared_nodes")
 def test_shared_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
-    """The existing nodes determine the family: the chip's name isn't queried."""
+    """The existing nodes determine the family, because gpuhook doesn't query the chip's name."""
     given, expected = case["input"], case["expected"]
     missing = list(given.get("missing", ()))
     if "Atlas 200" in given["product"]:

@@ -19,7 +19,7 @@ Examine = Callable[..., Found]
 
 @pytest.fixture
 def examine(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
-    """The findings about a simulated machine, as (status, check, message)."""
+    """A function that returns findings on a simulated machine, as (status, check, message)."""
 
     def run(made: Machine | None = None) -> Found:
         case: Case = tree.case

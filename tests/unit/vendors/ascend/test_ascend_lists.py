@@ -1,4 +1,4 @@
-"""The host's lists of files: what containers get of them, and what none gets."""
+"""The host's lists of files: paths that containers get, and paths that none gets."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ def find(made: Machine) -> lists.ListContent:
 
 
 def given(found: lists.ListContent, name: str = "base") -> list[str]:
-    """Return where the files of a list go."""
+    """Return the paths in the container of a list's files."""
     files = [file for file in found.files if (file.kind, file.capability) == (FILE, name)]
     return [file.target for file in files if file.target not in lists.TOPOLOGY]
 
@@ -82,7 +82,7 @@ ENGINES = [
 @pytest.mark.protects("engines-files", "no container gets files or sockets of a container engine")
 @pytest.mark.parametrize("path", ENGINES)
 def test_engine_sockets_are_not_given(made: Machine, path: str) -> None:
-    """Neither by their names, nor by links, nor with a folder above."""
+    """A list may name a socket, a link to it, or a folder above it."""
     (made.place / "run").mkdir()
     (made.place / "var/run").symlink_to("../run")
     made.write(f"/{path.lstrip('/')}", "")
@@ -132,7 +132,7 @@ def test_a_list_writable_by_others_is_ignored(made: Machine) -> None:
 
 
 def test_a_list_of_another_user_is_ignored(made: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root's lists count, and those of the user that gpuhook runs as."""
+    """gpuhook accepts only lists of root and of the user that it runs as."""
     owner = made.write(BASE, "/usr/local/dcmi\n").stat().st_uid
     if owner == 0:
         owner = 4321
@@ -147,7 +147,7 @@ def test_a_list_of_another_user_is_ignored(made: Machine, monkeypatch: pytest.Mo
 def test_a_list_of_an_unmapped_root_user_is_accepted(
     made: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below a rootless engine the host's root is user nobody."""
+    """Below a rootless engine, the host's root appears as user nobody."""
     monkeypatch.setattr(os, "geteuid", lambda: made.place.stat().st_uid + 1)
     monkeypatch.setattr(lists, "is_roots", lambda _: True)
     assert find(made).lists[0].problem == ""

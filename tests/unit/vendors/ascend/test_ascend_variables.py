@@ -117,7 +117,7 @@ def test_disable_ub_values_match_the_vectors(case: Case) -> None:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.list_names")
 def test_list_names_match_the_vectors(case: Case) -> None:
-    """The hook makes the letters small; gpuhook finds a list by letters of either case."""
+    """The hook converts names to lower case; gpuhook finds a list in either case."""
     expected = case["expected"]
     if expected.get("error"):
         with pytest.raises(RequestError):
@@ -138,7 +138,7 @@ def test_variable_values_match_the_vectors(case: Case) -> None:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.virtual_split")
 def test_a_request_to_split_an_npu_is_refused(case: Case) -> None:
-    """gpuhook splits no NPU, so that such a request always fails."""
+    """gpuhook doesn't split NPUs, so such a request always fails."""
     devices = ",".join(str(number) for number in case["input"]["devices"])
     with pytest.raises(RequestError, match="asks to split an NPU"):
         read(f"{ASK}={devices}", *case["input"]["env"])
@@ -146,7 +146,7 @@ def test_a_request_to_split_an_npu_is_refused(case: Case) -> None:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.engine_sockets")
 def test_engine_sockets_are_ignored_in_every_vector(case: Case) -> None:
-    """gpuhook gives none, whatever is asked (docs/engineering/differences.md)."""
+    """gpuhook never passes them to a container (docs/engineering/differences.md)."""
     env = case["input"].get("env", ["MOUNT_BY_RUNTIME_FOR_DP=1"])
     request = read(f"{ASK}=0", *env)
     asked = any(entry.startswith("MOUNT_BY_RUNTIME_FOR_DP") for entry in env)

@@ -146,7 +146,7 @@ def test_requested_lists_are_mounted_and_unknown_ones_warned_of(tmp_path: Path) 
 
 
 def test_a_file_below_a_linked_folder_is_mounted_separately(tmp_path: Path) -> None:
-    """A file elsewhere in it must still be mounted at its proper path."""
+    """A link below the folder leads elsewhere, so the folder's mount lacks the file."""
     made = Machine("ascend", tmp_path, 1)
     made.write("/opt/other/npu", "")
     made.link("/usr/local/dcmi/away", "/opt/other")
@@ -217,7 +217,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> AscendInventory:
 
 
 def answer(found: AscendInventory, env: list[str]) -> list[int] | str | None:
-    """Return the numbers of the devices that an environment asks for, "error" for a refusal."""
+    """Return the numbers of the devices that an environment requests, "error" for a refusal."""
     try:
         answer = resolve(spec_with(*env), Config(), inventories={"ascend": found})
     except GpuhookError:
@@ -227,7 +227,7 @@ def answer(found: AscendInventory, env: list[str]) -> list[int] | str | None:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.request")
 def test_requests_match_the_vectors(case: Case, many: AscendInventory) -> None:
-    """The vendor sorts by number and gpuhook doesn't, so that both are compared sorted."""
+    """The vendor sorts by number and gpuhook doesn't, so the test sorts both."""
     expected = "error" if case["expected"].get("error") else case["expected"]["devices"]
     expected = GIVEN.get(case["name"], expected)
     assert answer(many, [f"{ASK}={case['input']['value']}"]) == expected
@@ -290,7 +290,7 @@ def test_topology_files_match_the_vectors(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.vectors("vendor_ascend", "ascend.marker_variable")
 def test_the_marker_variable_is_set_only_with_a_device(case: Case, many: AscendInventory) -> None:
-    """The vendor sets it in every container, gpuhook in those with a device."""
+    """The vendor sets it in every container, gpuhook only in containers with a device."""
     env = case["input"]["env"]
     assert answer(many, env) is None
     [setting] = resolved(many, *env, f"{ASK}=0").settings
@@ -306,7 +306,7 @@ def test_the_marker_variable_is_set_only_with_a_device(case: Case, many: AscendI
 def test_library_folders_match_the_vectors_without_ld_library_path(
     case: Case, tmp_path: Path, library: Any
 ) -> None:
-    """The variable stays the image's; the loader's cache leads into the same folders, in order."""
+    """The image's variable is unchanged; the loader's cache has the same folders in order."""
     made = Machine("ascend", tmp_path, 1)
     exists = [path for path in case["input"]["exists"] if path.startswith(DRIVER)]
     for file in (tmp_path / DRIVER.lstrip("/") / "lib64").rglob("*.so"):
@@ -325,7 +325,7 @@ def test_library_folders_match_the_vectors_without_ld_library_path(
 
 @pytest.mark.vectors("vendor_ascend", "ascend.mode")
 def test_the_vendors_mode_setting_changes_nothing(case: Case, many: AscendInventory) -> None:
-    """The vendor's installation says how it works; gpuhook's config.toml says how gpuhook does."""
+    """gpuhook's mode comes from its own config.toml, not from the vendor's installation."""
     assert case["expected"]["mode"] in ("legacy", "cdi")
     assert Config().mode == "hook"
     assert answer(many, [f"{ASK}=0"]) == [0]

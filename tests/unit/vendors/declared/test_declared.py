@@ -55,7 +55,7 @@ Made = Callable[..., tuple[Config, Inventory]]
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Return a configuration that declares a vendor, and what is found of a simulated machine."""
+    """A function that declares a vendor and returns its devices on a simulated machine."""
 
     def make(
         text: str = TABLE, count: int = 2, change: Callable[[Path], object] = bool, **settings: str
@@ -198,7 +198,7 @@ def test_without_a_presence_rule_the_nodes_show_the_driver(made: Made) -> None:
 
 @pytest.mark.parametrize("proof", ["driver:maker_npu", "pci:ab12"])
 def test_nodes_of_other_drivers_are_ignored(made: Made, proof: str) -> None:
-    """A node that the kernel reports as another driver's isn't ours; one without a report is."""
+    """The kernel reports a driver for some nodes; a node without a report is accepted."""
 
     def others(root: Path) -> None:
         majors = (root / "proc/devices").read_text().splitlines()
@@ -289,7 +289,7 @@ def test_changed_devices_or_files_invalidate_the_saved_inventory(
 def test_a_removed_pci_device_invalidates_the_saved_inventory(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its nodes may outlive it, and then show nothing."""
+    """The nodes of a removed device may remain, so they prove nothing."""
     monkeypatch.setattr("gpuhook.core.inventory.fingerprint.same_nodes", lambda *_: True)
     config, _ = made(TABLE.replace("/proc/driver/maker", "pci:ab12"))
     vendor = contract.load(registry.all_vendors(config)["maker"])
@@ -344,7 +344,7 @@ def test_declaring_a_built_in_vendor_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_declared_vendor_can_take_over_nvidias_variable(made: Made) -> None:
-    """NVIDIA isn't asked by it any more, nor by images from before it; by CDI names it is."""
+    """Then only CDI names request NVIDIA devices, not the variable or an old CUDA image."""
     config, found = made(TABLE.replace("MAKER_VISIBLE", "NVIDIA_VISIBLE"))
     gpus = machines.machine(machines.gpu(0, 3))
     for env, asked in (
@@ -361,7 +361,7 @@ def test_a_declared_vendor_can_take_over_nvidias_variable(made: Made) -> None:
 def test_a_variable_another_vendor_sets_is_refused(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for vendors that have code of their own."""
+    """The same rule applies to vendors that have code of their own."""
     second_vendor.know(monkeypatch)
     config, found = made(TABLE.replace("MAKER_HOME=", "ACME_DEVICES="))
     npus = second_vendor.machine(Path(config.state_dir).parent / "acme")
@@ -379,7 +379,7 @@ def document(config: Config, found: Inventory) -> GeneratedSpec:
 
 
 def merged(made: GeneratedSpec, *names: str) -> Any:
-    """Return what an engine gives a container with these devices of a document."""
+    """Return the edits that an engine makes for a container with these devices of a CDI spec."""
     devices = {each["name"]: each["containerEdits"] for each in made.document["devices"]}
     return apply.merge([made.document["containerEdits"], *(devices[name] for name in names)])
 
@@ -388,7 +388,7 @@ def merged(made: GeneratedSpec, *names: str) -> Any:
 def test_cdi_specs_leave_out_variables_that_depend_on_all_devices(
     made: Made, names: tuple[str, ...]
 ) -> None:
-    """An engine keeps one value of a variable, whatever others it adds."""
+    """An engine keeps only one value of a variable, whichever devices it adds."""
     text = TABLE.replace('RS={n}"]', 'RS={n}", "MAKER_LIST=[{n}]", "MAKER_HOST=a"]')
     found = document(*made(text, count=3))
     env = dict(entry.split("=", 1) for entry in merged(found, *names)["env"])
@@ -417,7 +417,7 @@ WRITES = f'{TABLE}writable-folders = ["{PAGES}", "/var/cache/maker"]\n'
 
 
 def test_writable_folders_are_mounted_writable(made: Made) -> None:
-    """It is world-writable, and files of containers in it change nothing."""
+    """The folder is world-writable, and files that containers create there have no effect."""
 
     def use(root: Path) -> None:
         folder = root / PAGES.lstrip("/")
@@ -470,7 +470,7 @@ def test_a_missing_writable_folder_gives_a_warning(made: Made) -> None:
     ],
 )
 def test_system_folders_are_refused_as_writable_folders(made: Made, path: str, why: str) -> None:
-    """For every vendor that declares them: a container could change the host through them."""
+    """A container could change the host through them, whichever vendor declares them."""
 
     def make(root: Path) -> None:
         (root / "var/run").parent.mkdir(exist_ok=True)
@@ -522,7 +522,7 @@ def test_the_documentation_has_every_key_and_every_vendor() -> None:
 
 @pytest.mark.parametrize("name", [name for name in TABLES if "/dev/vfio/" in TABLES[name]])
 def test_vfio_groups_of_other_vendors_are_ignored(made: Made, name: str) -> None:
-    """A host's network cards may be groups of /dev/vfio as well."""
+    """A host's network cards may also have groups in /dev/vfio."""
 
     def change(root: Path) -> None:
         groups = root / "sys/kernel/iommu_groups"
@@ -538,7 +538,7 @@ def test_vfio_groups_of_other_vendors_are_ignored(made: Made, name: str) -> None
 
 
 def test_a_driver_on_the_platform_bus_is_found(made: Made) -> None:
-    """Linked into the kernel, so that /sys/module needn't have it."""
+    """A driver that is linked into the kernel may be missing in /sys/module."""
 
     def change(root: Path) -> None:
         (root / "sys/module/RKNPU").rmdir()

@@ -1,4 +1,4 @@
-"""Intel Gaudi: what is found, which devices are meant, and what programs are told of them."""
+"""Intel Gaudi: discovery, requests for devices, and variables for programs."""
 
 import json
 import os
@@ -55,7 +55,7 @@ DEVICES, MODULES, BUS_IDS = (
 
 @pytest.fixture
 def eight(tmp_path: Path) -> AnyInventory:
-    """Eight devices in the seats 3 2 1 0 7 6 5 4."""
+    """Eight devices, whose seats (module ids) are 3 2 1 0 7 6 5 4."""
     return paper.machine("gaudi", tmp_path / "eight", 8)
 
 
@@ -67,7 +67,7 @@ def variables(answer: Allocation) -> dict[str, str]:
 
 
 def machine_of(given: dict[str, Any], root: Path) -> AnyInventory:
-    """Return a machine with the nodes, seats and bus ids of a case."""
+    """Return a machine with the nodes, module ids and bus ids of a case."""
     prefix = "/dev/accel/accel"
     paths = given.get("nodes", ["/dev/accel/accel0", "/dev/accel/accel1"])
     numbers = {int(path.removeprefix(prefix)) for path in paths if path[16:].isdecimal()}
@@ -140,7 +140,7 @@ def test_privileged_containers_match_the_vectors(case: dict[str, Any]) -> None:
 def test_device_plugin_variables_select_the_plugins_own_devices(
     case: dict[str, Any], eight: AnyInventory
 ) -> None:
-    """It gives nodes itself, too: the same ones."""
+    """The device plugin itself adds the same nodes to a container."""
     expected = case["expected"]
     env = [f"{name}={value}" for name, value in expected["env"].items()]
     plan = planned(eight, *env)
@@ -189,7 +189,7 @@ def test_the_listed_deviating_vectors_exist() -> None:
 
 
 def test_a_device_number_is_never_taken_for_a_module_id(tmp_path: Path) -> None:
-    """Device 1 is gone, and another one sits in seat 1."""
+    """Device 1 is missing, and another device has module id 1."""
     found = paper.machine("gaudi", tmp_path, 3, gap="1")
     assert labels(resolved(found, f"{MODULES}=1")) == ["2"]
     for word in (f"{DEVICES}=1", f"{DEVICES}=habana.ai/gaudi=1"):
@@ -256,7 +256,7 @@ def test_the_gaudi_table_lists_bus_ids_and_states(tmp_path: Path) -> None:
 
 
 def test_a_cdi_spec_sets_no_module_ids(eight: AnyInventory) -> None:
-    """Engines keep one value of a variable, so a device's own seat would hide the others'."""
+    """An engine keeps one value of a variable, so one device's id would replace the others."""
     made = generate(SpecSource(VENDOR, eight, Config(), "/hook"), ("index",)).document
     assert not any("env" in each["containerEdits"] for each in made["devices"])
 

@@ -1,4 +1,4 @@
-"""Intel's GPUs and NPUs: what is found below a driver root, and what containers get."""
+"""Intel GPUs and NPUs: discovery below a driver root, and content of containers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ DRIVERS = "sys/bus/pci/drivers"
 
 @pytest.fixture
 def gpus(tmp_path: Path) -> Inventory:
-    """Three GPUs from card1 on, the last with two virtual functions; two more are virtual's."""
+    """Three GPUs from card1 on, the last with two virtual functions; VMs have two more."""
     found: Inventory = machine("intel_gpu", tmp_path / "intel", 3, cards=1, vfs=2, vm=2)
     return found
 
@@ -64,7 +64,7 @@ def test_virtual_functions_do_not_change_gpu_numbers(tmp_path: Path) -> None:
 
 
 def test_a_virtual_function_without_its_gpu_counts_as_a_gpu(tmp_path: Path) -> None:
-    """The GPU itself may be bound to another driver: then it is one like any other."""
+    """If the GPU itself is bound to another driver, the function is a GPU like any other."""
     made = Machine("intel_gpu", tmp_path, 1, vfs=1)
     (tmp_path / DRIVERS / "i915/0000:03:00.0").unlink()
     [device] = made.look().devices
@@ -135,7 +135,7 @@ def test_a_cdi_spec_names_every_gpu_with_nodes_and_groups(gpus: Inventory) -> No
 
 
 def test_only_intel_npus_are_found_and_named_in_the_cdi_spec(tmp_path: Path) -> None:
-    """Another maker's accel0 is none of them."""
+    """The host's accel0 belongs to another vendor."""
     found = machine("intel_npu", tmp_path, 2, first=1, decoy="yes")
     first = found.devices[0]
     assert (first.id, first.bus_id, first.model) == ("accel1", "0000:01:0b.0", "Intel NPU 7d1d")

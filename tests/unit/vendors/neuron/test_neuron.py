@@ -1,4 +1,4 @@
-"""AWS Neuron: what is found, which devices are meant, their neighbours, and their cores."""
+"""AWS Neuron: discovery, requests for devices, neighbours, and cores."""
 
 import json
 import os
@@ -166,7 +166,7 @@ def test_visible_cores_of_other_devices_cause_a_warning(
 
 
 def test_trainium2_cores_are_accepted_in_pairs_or_singly(tmp_path: Path) -> None:
-    """Those of Trainium2 are used in pairs or singly: both are right."""
+    """Programs use Trainium2's cores in pairs or singly, and gpuhook accepts both."""
     found = paper.machine("neuron", tmp_path, 16, family="Trn2")
     for asked in ("4-7", "8-15"):
         assert resolved(found, f"{ASK}=1", f"{RT}={asked}").warnings() == []

@@ -1,4 +1,4 @@
-"""Unusable requests are refused with the remedy, incomplete ones cause a warning."""
+"""Refusals of unusable requests, with the remedy, and warnings about incomplete ones."""
 
 from collections.abc import Collection
 
@@ -29,7 +29,7 @@ def without(
     compat32: bool = True,
     lost: tuple[int, ...] = (),
 ) -> NvidiaInventory:
-    """Return a machine with a whole driver but for the nodes and files of these names."""
+    """Return a machine with a complete driver, except the nodes and files of these names."""
     files = [file for file in FILES + REST if not file.target.rpartition("/")[2].startswith(names)]
     if not compat32:
         files = [file for file in files if file.kind != "library32"]
@@ -196,7 +196,7 @@ def test_missing_32_bit_libraries_warn_only_with_compat32() -> None:
 
 
 def test_a_32_bit_library_does_not_replace_the_64_bit_one() -> None:
-    """The machine has libcuda for 32 bits as well, which helps no program of 64 bits."""
+    """The host also has a 32-bit libcuda, which doesn't help a 64-bit program."""
     files = tuple(file for file in FILES if file.kind == "library32")
     assert [file.target for file in files] == [f"libcuda.so.{VERSION}"]
     assert list(completeness.missing_libraries({"compute"}, files, VERSION)) != []

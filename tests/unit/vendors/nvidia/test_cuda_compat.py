@@ -1,4 +1,4 @@
-"""Use of an image's newer CUDA, from real folders and by rule."""
+"""Use of an image's newer CUDA: search in real folders, and rules of the choice."""
 
 import json
 import struct
@@ -60,7 +60,7 @@ def test_elf_notes_are_judged_as_in_the_vectors(case: Case) -> None:
 
 @pytest.mark.vectors("hook", "hook.cuda_compat_flag")
 def test_compat_modes_match_the_vectors(case: Case) -> None:
-    """Each mode that lets NVIDIA use the image's CUDA in any way means ours; so does its hook."""
+    """Each mode in which NVIDIA uses the image's CUDA, hook included, enables gpuhook's use."""
     word = case["input"]["cuda-compat-mode"]
     config = loads(f'nvidia-container-runtime.modes.legacy.cuda-compat-mode = "{word}"')
     by_library = case["expected"]["flags"] != ["--cuda-compat-mode=disabled"]
@@ -264,7 +264,7 @@ def test_a_huge_compat_folder_is_not_read_whole(tmp_path: Path) -> None:
 def test_cuda_libraries_with_huge_elf_headers_are_ignored_quickly(
     segments: int, size: int, tmp_path: Path
 ) -> None:
-    """As many libraries as are looked at, each with all headers and names that a file can have."""
+    """The folder has the most libraries that gpuhook reads, each with the most headers possible."""
     folder = tmp_path / "usr/local/cuda/compat"
     folder.mkdir(parents=True)
     first = folder / "libcuda.so.999.1"
@@ -295,7 +295,7 @@ def test_a_compat_folder_with_too_many_files_is_ignored(tmp_path: Path) -> None:
 
 
 def expensive_library(count: int, size: int) -> bytes:
-    """Return a library with so many segments, and a dynamic section of so many bytes."""
+    """Return a library with this many segments, and a dynamic section of this many bytes."""
     start = 64 + 56 * count
     head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     head += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, count, 0, 0, 0)

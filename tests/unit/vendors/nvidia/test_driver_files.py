@@ -1,4 +1,4 @@
-"""driver_files, graphics_files: what is found below a driver root."""
+"""driver_files, graphics_files: discovery of files below a driver root."""
 
 import os
 from collections.abc import Callable
@@ -207,7 +207,7 @@ def test_feature_files_are_found_only_with_the_features_device(root: Root) -> No
 
 
 def test_nvswitch_libraries_are_found_with_their_capability(root: Root) -> None:
-    """They manage NVSwitches, and two are of rdma-core; NVIDIA's come with all, too."""
+    """Two of them belong to rdma-core. NVIDIA's own library is also part of the capability all."""
     root.add("libnvsdm.so", "libnvsdm.so.1")
     root.add("libibumad.so", "libibumad.so.3", version="3.3.50.0")
     root.add("libibmad.so", "libibmad.so.5", version="5.5.50.0")

@@ -63,7 +63,7 @@ def test_a_driver_folder_on_wsl_is_refused() -> None:
 
 
 def test_nvidia_modprobe_is_left_out() -> None:
-    """nvidia-modprobe is set-user-ID root, and no capability brings it."""
+    """nvidia-modprobe is set-user-ID root, and no capability includes it."""
     extra = DriverFile("binary", "/usr/bin/nvidia-modprobe", "/usr/bin/nvidia-modprobe", "modprobe")
     inventory = machine()
     found = content_of(Config(), inventory.but(files=(*inventory.files, extra)))

@@ -1,7 +1,7 @@
-"""Libraries as real packages name them, for several versions and distributions.
+"""Libraries with the names in real packages, for several versions and distributions.
 
-The names are facts of those packages: Debian 12's (535), NVIDIA's installer as run on Ubuntu (575),
-Fedora's of negativo17 (610, x86_64 and aarch64).
+The names come from these packages: Debian 12's (535), NVIDIA's installer as run on Ubuntu
+(575), and negativo17's for Fedora (610, x86_64 and aarch64).
 """
 
 import pytest
@@ -63,7 +63,7 @@ CASES = pytest.mark.parametrize("version", PACKAGES)
 
 
 def build(root: Root, version: str) -> None:
-    """Lay a package's libraries out as a distribution does, with another driver's left over."""
+    """Install a package's libraries as a distribution does, with leftovers of another driver."""
     root.version = version
     versioned, files, _ = PACKAGES[version]
     for name, number in versioned.items():
@@ -99,7 +99,7 @@ def test_the_compute_capability_includes_the_kernel_compilers(root: Root, versio
 
 
 def test_a_library_with_a_duplicate_soname_keeps_its_name(root: Root) -> None:
-    """Two files with one SONAME: the loader's cache has only one of them."""
+    """The loader's cache contains only one of two files with the same SONAME."""
     root.add("libnvidia-nvvm.so", "libnvidia-nvvm.so.4")
     root.add_file(f"{LIBS}/libnvidia-nvvm70.so.4", "libnvidia-nvvm.so.4")
     root.make_cache()

@@ -1,4 +1,4 @@
-"""Events and use: which devices they are about, what XIDs mean, what is used of SMs."""
+"""Events and use: affected devices, the meaning of XIDs, and the use of SMs."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -182,10 +182,13 @@ def test_sm_usage_is_averaged_over_time(
 
 
 class Nvml:
-    """As much of pynvml as is asked what helps a GPU; ``says`` is the answer, or what it raises."""
+    """The part of pynvml that reports a GPU's recovery action.
+
+    ``says`` is the answer, or the exception that it raises.
+    """
 
     class NVMLError(Exception):
-        """NVML's."""
+        """The exception class of NVML."""
 
     NVML_SUCCESS = NVML_ERROR_GPU_IS_LOST = 0
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND = 3, 13

@@ -1,4 +1,4 @@
-"""A GPU that fails when NVML is asked for it: the others don't fail with it."""
+"""A GPU whose NVML queries fail, while the other GPUs are still found."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
 
 
 def library(errors: dict[int, int], at: str = "HandleByIndex", gpus: int = 3) -> SimpleNamespace:
-    """Return an NVML with some GPUs, of which those in ``errors`` fail at one of its functions."""
+    """Return an NVML with some GPUs; those in ``errors`` fail at one of its functions."""
     values: dict[str, Any] = {
         "HandleByIndex": lambda index: index,
         "CudaComputeCapability": lambda _: [9, 0],

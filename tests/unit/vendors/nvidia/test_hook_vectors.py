@@ -1,6 +1,6 @@
-"""Links of libraries and the loader's folders, as hooks of NVIDIA's documents have them.
+"""Library links and the loader's folders, compared with the hooks of NVIDIA's CDI specs.
 
-The one hook of our documents does what those do by arguments.
+The one hook of gpuhook's CDI specs does what NVIDIA's hooks do by arguments.
 """
 
 import os
@@ -30,7 +30,7 @@ def written(ops: list[Symlink]) -> list[str]:
 
 
 def for_loader(paths: list[str]) -> dict[str, WriteFile]:
-    """Return the files that tell an image's loader where libraries are."""
+    """Return the files that list library folders for an image's loader."""
     entries = tuple((os.path.basename(path), path, 0) for path in paths)
     ops = [*hook._for_loader(entries, UpdateLdCache(entries, ""), IMAGE)] if entries else []
     return {op.destination: op for op in ops if isinstance(op, WriteFile)}

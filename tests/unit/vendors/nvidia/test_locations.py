@@ -1,4 +1,4 @@
-"""locations: where distributions put programs and shared data, and whose folders those are."""
+"""locations: distributions' folders of programs and shared data, and the folders' owners."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_libraries_are_found_in_every_distributions_folder(root: Root, folder: s
 
 
 def test_a_driver_in_the_nixos_store_is_found(root: Root) -> None:
-    """Everything is a link into its store."""
+    """On NixOS, every path is a link into the Nix store."""
     store = "nix/store/1x5g-nvidia-x11-595.45.04"
     root.version = "595.45.04"
     for name, soname in {"libcuda": "1", "libnvidia-ml": "1", "libGLX_nvidia": "0"}.items():
@@ -204,7 +204,7 @@ def test_configured_folders_of_another_user_are_refused(root: Root, setting: str
 
 
 def test_every_search_folder_is_watched_for_changes(root: Root) -> None:
-    """A place is found again in ``volatile_paths``, or below a folder that is watched."""
+    """A new file there is in ``volatile_paths``, or below a watched folder."""
     config = root.config
     config.binary_search_paths, config.data_search_paths = ("/srv/bin",), ("/srv/share",)
     volatile = set(driver_files.volatile_paths(config))
@@ -241,7 +241,7 @@ def test_missing_path_components_are_listed_once(tmp_path: Path) -> None:
     "watched-folders", "other users can't cause the driver to be queried at every container start"
 )
 def test_folders_writable_by_others_are_not_watched(root: Root) -> None:
-    """A user who may write there could have the driver queried at every start."""
+    """A user who may write to such a folder could cause a query of the driver at every start."""
     root.put("usr/share/vulkan/icd.d/a.json")
     root.put("srv/vulkan/icd.d/a.json")
     paths = ["/usr/share/vulkan/icd.d", "/srv/vulkan/icd.d", "/nowhere", "/srv/vulkan/icd.d/a.json"]

@@ -1,4 +1,4 @@
-"""manifests: which files are the driver's, and what they say in a container."""
+"""manifests: selection of the driver's files, and their content in a container."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ PLACES = {
 
 @pytest.fixture
 def driver(root: Root) -> Root:
-    """A driver with libraries in /usr/lib64, and a compiler's of another vendor."""
+    """A driver with libraries in /usr/lib64, and a Vulkan library of another vendor."""
     for name, soname in {"libGLX_nvidia.so": GLX, "libEGL_nvidia.so": EGL}.items():
         root.add(name, soname, "usr/lib64")
     root.add("libnvidia-opencl.so", "libnvidia-opencl.so.1", "usr/lib64")

@@ -1,4 +1,4 @@
-"""Places among MPS' clients, as what is there of claims lets a container have one."""
+"""Places of MPS clients: the existing claims decide whether a container gets one."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PLACES = ("server/c00", "server/c01")
 
 
 class Client(BindPipe):
-    """A container that asks for GPU-a, of a daemon of version 3 with two places."""
+    """A container that requests GPU-a from a daemon of version 3 with two places."""
 
     def __init__(self, folder: Path) -> None:
         gpu = mps.SharedDevice("GPU-a", 0, 0)
@@ -54,7 +54,7 @@ def ourselves() -> str:
 def test_a_claim_is_refused_while_older_containers_hold_all_places(
     claims: Path, client: Client, ourselves: str
 ) -> None:
-    """Of a device that isn't shared any more: there are fewer places now."""
+    """The older containers use a device that is no longer shared, and fewer places exist now."""
     (claims / "c00").write_text(f"{ourselves} GPU-b")
     (claims / "c01").write_text(f"{ourselves} GPU-b")
     with pytest.raises(HeldError, match="All 2 places of MPS are taken, some by containers from"):

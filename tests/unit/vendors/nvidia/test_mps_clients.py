@@ -1,4 +1,4 @@
-"""A shared GPU is given only to clients of MPS with its limits, for every kind of request."""
+"""Shared GPUs: only MPS clients with their limits get one, for every kind of request."""
 
 import itertools
 import json
@@ -67,7 +67,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def keep(config: Config, *, daemon: bool = True, ready: bool = True) -> None:
-    """Write down what ``gpuhook mps`` would have; the daemon is this process."""
+    """Write the state that ``gpuhook mps`` would save; the daemon is this process."""
     fd = os.open("/proc/self", os.O_RDONLY)
     name = records.name_of_process(fd) if daemon else ""
     os.close(fd)
@@ -84,7 +84,7 @@ def asked(config: Config, *env: str, inventory: NvidiaInventory | None = None) -
 
 
 def is_client(found: Allocation) -> bool:
-    """Tell whether a container has its place and its limits."""
+    """Return whether a container has its place and its limits."""
     plan = make_plan(found.grants, image.unknown(), found.groups)
     names = {each.name for each in found.settings}
     has_place = any(isinstance(each, mps_mounts.BindPipe) for each in plan.operations)
@@ -115,7 +115,7 @@ WORDS = ("0", "1", "0,1", GPUS[0].uuid, "1b:00.0", "nvidia.com/gpu=0", "runtime.
 def test_a_shared_gpu_makes_an_mps_client_with_any_capabilities(
     config: Config, capabilities: str | None
 ) -> None:
-    """That the device is shared does, for every way to name it and with every other word."""
+    """Only the sharing of the device decides, whatever name and other variables a request has."""
     env = () if capabilities is None else (f"NVIDIA_DRIVER_CAPABILITIES={capabilities}",)
     extra = ("NVIDIA_GDS=enabled", "NVIDIA_NVSWITCH=enabled", "NVIDIA_DISABLE_REQUIRE=1")
     for word, more in itertools.product(WORDS, ((), extra)):
@@ -155,7 +155,7 @@ def test_unshared_devices_make_no_client_and_mixed_requests_are_refused(
 def test_a_shared_gpu_in_mig_mode_and_its_parts_are_refused(
     config: Config, word: str, capabilities: str
 ) -> None:
-    """MPS shares neither: a request for a part of a GPU named as shared is refused, too."""
+    """MPS can share neither, so a request for a MIG device of a shared GPU is refused, too."""
     config.mps_devices = "3"
     keep(config)
     env = (f"{VARIABLE}={word}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
@@ -194,7 +194,7 @@ def test_limits_and_exclusive_use_apply_with_any_capabilities(
 
 
 def with_library() -> NvidiaInventory:
-    """Return a machine with NVML, by which limits are set."""
+    """Return a machine with NVML, which sets the limits."""
     return machine()
 
 
@@ -227,7 +227,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 def test_a_shared_node_added_by_the_engine_is_refused(
     config: Config, tmp_path: Path, name: str, env: tuple[str, ...]
 ) -> None:
-    """By --device, by another toolkit's CDI spec, only by a rule."""
+    """The engine may add it by --device, by another toolkit's CDI spec, or only by a rule."""
     keep(config)
     namespaces = [{"type": "mount"}]
     data = {"process": {"env": env}, "linux": {**GIVEN[name]["linux"], "namespaces": namespaces}}
@@ -261,7 +261,7 @@ def test_an_mps_client_may_have_a_rule_for_its_own_device(config: Config, tmp_pa
 def test_a_restored_container_with_a_shared_device_is_refused(
     config: Config, capabilities: str
 ) -> None:
-    """Nothing is edited for it, and no hook of ours counts it among the clients."""
+    """gpuhook doesn't edit its config.json, and no hook counts it as a client."""
     keep(config)
     vendors = registry.all_vendors(config)
     for device, refused in (("0", True), ("2", False)):

@@ -1,4 +1,4 @@
-"""Limits of MPS: a container's own words make them smaller, whatever they are."""
+"""Limits of MPS: a container's own settings can only lower them, whatever their values."""
 
 import pytest
 from hypothesis import given

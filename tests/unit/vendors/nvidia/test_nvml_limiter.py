@@ -1,4 +1,4 @@
-"""NVML sets limits in a child, whatever the library does: one that the test makes says it."""
+"""Limits set through NVML in a child process, with libraries that the tests compile."""
 
 import ctypes
 import os
@@ -27,7 +27,7 @@ Make = Callable[..., NvmlLimiter]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Return a limiter with a library that does so much in each call."""
+    """A function that returns a limiter; its arguments choose the library's behaviour."""
     return partial(limiter, tmp_path)
 
 
@@ -36,7 +36,7 @@ def limit(nvml: NvmlLimiter) -> None:
 
 
 def test_structures_match_nvidias_published_binding() -> None:
-    """The one that NVIDIA publishes for release 615."""
+    """NVIDIA publishes this binding for release 615."""
     name = nvml_limiter._name(FOLDER)
     ours = bytes(nvml_limiter._struct(name, 3, 5, 7))
     path = ctypes.create_string_buffer(FOLDER.encode())
@@ -52,7 +52,7 @@ def test_structures_match_nvidias_published_binding() -> None:
 
 
 def test_a_driver_root_without_a_cgroup_folder_is_refused(tmp_path: Path) -> None:
-    """Query of `gpuhook info`, and of every start with a limit, before any change."""
+    """`gpuhook info` and every start with a limit check this before any change."""
     inventory = machine(gpu(0, 3).but(memory=80 * GIB)).but(
         version="615.1",
         root=str(tmp_path),

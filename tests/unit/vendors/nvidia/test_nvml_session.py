@@ -1,4 +1,4 @@
-"""NVML that is kept ready: what it does when it is asked, and for whom it does nothing."""
+"""An NVML session that is kept open: its actions, and the requests that it ignores."""
 
 import os
 import select
@@ -18,7 +18,7 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NVML lets root alone set li
 
 
 class Standing:
-    """Use of it by a prefork server."""
+    """An NVML session as a prefork server uses it."""
 
     def __init__(self, nvml: NvmlLimiter) -> None:
         self.poll = select.poll()
@@ -34,7 +34,7 @@ class Standing:
         self.hear()
 
     def hear(self) -> None:
-        """Wait for news, and take them in."""
+        """Wait for a message of the session, and process it."""
         [(descriptor, _)] = self.poll.poll(20_000)
         assert self.ready.hear(descriptor)
 
@@ -47,7 +47,7 @@ class Standing:
 
 @pytest.fixture
 def standing(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Standing]:
-    """An open session, with a library of that many functions."""
+    """An open session; the test's parameters choose the library's behaviour."""
     made = Standing(limiter(tmp_path, **getattr(request, "param", {})))
     made.start()
     yield made

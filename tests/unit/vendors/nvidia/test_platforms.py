@@ -1,4 +1,4 @@
-"""Contents of a container on WSL2 and Tegra, planned for machines with fake nodes."""
+"""Plans for containers on WSL2 and Tegra, for machines with simulated nodes."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ FILES = (
 
 
 def machine(platform: str, count: int = 1) -> NvidiaInventory:
-    """Return Orin's machine of the shared case, with a link and a list of other files."""
+    """Return the Orin machine of the shared case, with a link and a list of other files."""
     given = ("/dev/nvidia0",)
     nodes = (DeviceNode("/dev/nvidia0", 99, 0), DeviceNode("/dev/other", 99, 1))
     gpus = tuple(Gpu(index, 0, "", "", "X", "", "", False, (), (), given) for index in range(count))
@@ -40,7 +40,7 @@ def paths(platform: str, *selectors: str, image: Image | None = None, **options:
 
 @pytest.mark.vectors("modifier", "modifier.csv")
 def test_files_of_nvidias_tegra_lists_are_injected(case: dict[str, Any]) -> None:
-    """All but permissions, which are rw here."""
+    """The test compares everything except permissions, which are rw in gpuhook."""
     expected = case["expected"]
     env = [f"{name}={value}" for name, value in case["input"]["env"].items()]
     request = read_request({"process": {"env": env}}, Config())

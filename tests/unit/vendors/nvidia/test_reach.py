@@ -1,4 +1,4 @@
-"""GPUs in a process that a device cgroup keeps from some: they count as NVML counts them there."""
+"""GPUs of a process whose device cgroup denies some of them, numbered as NVML does there."""
 
 import os
 
@@ -15,7 +15,7 @@ MACHINE = machine(gpu(0, 2), gpu(1, 0), gpu(2, 1), gpu(3, 3, MIGS))
 
 @pytest.fixture
 def keep(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths of the nodes from which this process is kept."""
+    """Paths of the nodes that this process may not access."""
     kept: list[str] = []
     monkeypatch.setattr(os, "access", lambda path, _: path not in kept)
     monkeypatch.setattr(answers, "is_withheld", lambda path: path in kept)
@@ -23,7 +23,7 @@ def keep(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def seen(inventory: NvidiaInventory) -> dict[str, str]:
-    """Return what each device is called, by its node or capability."""
+    """Return each device's label, with its node or capability."""
     found = VENDOR.within_reach(inventory)
     assert [each.id for each in found.devices if not each.parent] == [g.id for g in found.gpus]
     return {each.label: each.nodes[-1] for each in found.devices}

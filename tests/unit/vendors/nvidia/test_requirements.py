@@ -1,4 +1,4 @@
-"""Requirements: the grammar, what holds, and what a failure says."""
+"""Requirements: the grammar, the evaluation, and the error messages."""
 
 import operator
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def test_requirement_entries_match_the_vectors(case: Case) -> None:
 
 
 def as_tree(parsed: "requirements.Alternatives") -> object:
-    """The peer's notation: what has one member stands without its and, its or."""
+    """Return the notation of the vectors, where a single member has no and/or around it."""
     terms = [["".join(factor) for factor in factors] for factors in parsed]
     tree = [term[0] if len(term) == 1 else {"and": term} for term in terms]
     if not tree:
@@ -51,7 +51,7 @@ def as_tree(parsed: "requirements.Alternatives") -> object:
 
 @pytest.mark.vectors("requirements", "requirements.logic")
 def test_and_or_logic_matches_the_vectors(case: Case) -> None:
-    """True and false as requirements that do and do not hold."""
+    """Requirements that hold or fail stand for true and false."""
     words = ["cuda>=1" if operand else "cuda>=99" for operand in case["input"]["operands"]]
     assert holds(",".join(words)) is case["expected"]["and"]
     if words:  # the or of nothing is no requirement at all, and that holds
@@ -236,7 +236,7 @@ def test_without_a_gpu_only_driver_and_cuda_count() -> None:
 def test_equal_gpus_and_alternatives_are_checked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Their number is the machine's and the image's, and the time is all tenants' together."""
+    """The host and the image determine their number, and all tenants share the time."""
     gpus = tuple(gpu(index, *(("7.5", "Tesla") if index % 2 else ())) for index in range(8))
     machine = NvidiaInventory("/", "535.309.01", "12.2", gpus, (), ())
     looks: list[Any] = []

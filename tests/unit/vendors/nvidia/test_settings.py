@@ -1,4 +1,4 @@
-"""The table that nvidia-smi prints of time slices, and what is done where it can't be read."""
+"""The table of time slices that nvidia-smi prints, and its use if it can't be read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tegra's lists: their lines, which of them count, and which links are left out."""
+"""Tegra's lists: their lines, the lists that count, and the links that are left out."""
 
 import os
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_only_csv_files_directly_in_the_tegra_list_folder_are_read(tmp_path: Pat
     ],
 )
 def test_a_device_path_pattern_is_expanded(tmp_path: Path, pattern: str, paths: list[str]) -> None:
-    """JetPack's own devices.csv has those of /dev/dri. One that nothing fits isn't there."""
+    """JetPack's own devices.csv has patterns of /dev/dri. A pattern without a match is skipped."""
     for name in ("card0", "card1", "by-path/x"):
         write(tmp_path, f"dev/dri/{name}")
     write(tmp_path, f"{LISTS}/devices.csv", f"dev, {pattern}\ndev, /dev/../{pattern}\n")
@@ -189,7 +189,7 @@ def test_tegra_is_detected_by_release_file_or_soc_family(
 def test_parent_folders_in_links_are_resolved_as_by_the_kernel(
     tmp_path: Path, content: str
 ) -> None:
-    """The kernel resolves ..: it isn't the folder before it."""
+    """The kernel follows a link before it resolves .., so .. may be another folder."""
     write(tmp_path, "other/b/c")
     (tmp_path / "other/deep/below").mkdir(parents=True)
     (tmp_path / "usr/lib").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""An unknown value of a GPU is omitted, and affects no other value."""
+"""Telemetry of a GPU with unknown values, which are omitted and affect no other value."""
 
 import time
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ OLD: Any = pynvml.NVMLLibraryMismatchError("no")
 
 
 class Nvml:
-    """pynvml, with answers for some functions, or what they raise."""
+    """pynvml in which some functions return or raise the given answers."""
 
     def __init__(self, **answers: Any) -> None:
         self._answers = {"nvmlDeviceGetHandleByUUID": 1, **answers}
@@ -41,7 +41,7 @@ def error(number: int) -> Exception:
 
 
 def lists(**of_version: Any) -> dict[str, Any]:
-    """Return what the lists of processes answer: those of Compute as given, no others."""
+    """Return answers of the process lists: the given ones for Compute, and none for other kinds."""
     name = "nvmlDeviceGet{}RunningProcesses{}".format
     absent = error(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     found = {name(kind, form): absent for kind in KINDS for form in ("_v2", "_v3")}
@@ -51,7 +51,7 @@ def lists(**of_version: Any) -> dict[str, Any]:
 
 
 def seen(**answers: Any) -> dict[str, Any]:
-    """Return what is known of a GPU, whose temperature is known anyhow."""
+    """Return the known values of a GPU, whose temperature is always known."""
     memory = SimpleNamespace(total=80, used=8, reserved=1)
     known = {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetTemperature": 40}
     eyes = telemetry._Sampler(Nvml(**{**known, **answers}), lambda _: None)
@@ -94,14 +94,14 @@ def test_processes_unknown_to_nvml_are_not_reported_as_none(given: Any, expected
     instead="raise",
 )
 def test_a_gpu_without_own_memory_has_its_other_values() -> None:
-    """GB10's NVML supports neither form of the question."""
+    """NVML on GB10 supports neither form of the memory query."""
     found = seen(nvmlDeviceGetMemoryInfo=error(NOT_SUPPORTED), **lists(_v3=[PROCESS]))
     assert found["processes"] == [[7, 5]]
     assert not any(name.startswith("memory") for name in found)
 
 
 def test_a_gpu_split_into_mig_devices_reports_no_processes_itself() -> None:
-    """Its list has their processes, which aren't its own."""
+    """Its list contains the processes of its MIG devices, which aren't its own."""
     memory = SimpleNamespace(total=80, used=8)
     known = {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetProcessUtilization": []}
     for parted, expected in (((), {"processes", "sm"}), ((UUID,), set())):
@@ -123,7 +123,7 @@ def test_a_lost_gpu_is_reported_as_failed(name: str) -> None:
     "clock-set-back", "SM usage is still reported after the clock is set back", instead="pass"
 )
 def test_sm_usage_continues_after_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's times are the clock's: those from before the change stand for nothing now."""
+    """The driver's samples use the clock, so those from before the change mean nothing now."""
     second, hour = 10**6, 3600 * 10**6
     clock, samples = [10 * hour], [SimpleNamespace(timeStamp=10 * hour, pid=7, smUtil=80)]
 

@@ -1,4 +1,4 @@
-"""Driver capabilities: lists, bounds, defaults and what a refusal says."""
+"""Driver capabilities: lists, bounds, defaults, and messages of refusals."""
 
 import contextlib
 from typing import Any
@@ -285,7 +285,7 @@ def asked_by(*settings: str) -> Any:
 
 @pytest.mark.parametrize("name", READ)
 def test_every_variable_of_nvidias_toolkit_has_an_effect(name: str) -> None:
-    """It never asks for something without a word: what isn't read is warned of."""
+    """gpuhook warns about variables that it doesn't read, so that none is ignored silently."""
     before = asked_by("NVIDIA_VISIBLE_DEVICES=0")
     request, said = asked_by("NVIDIA_VISIBLE_DEVICES=0", f"{name}={READ[name]}")
     assert (request, said) != before

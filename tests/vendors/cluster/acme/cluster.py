@@ -1,4 +1,4 @@
-"""NPUs as a cluster offers them: with their parts, unless only whole ones are wanted."""
+"""ACME's NPUs in a cluster: with their parts, unless only whole ones are selected."""
 
 from typing import Any
 

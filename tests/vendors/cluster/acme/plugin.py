@@ -25,11 +25,11 @@ OPTIONS = (
 
 
 def settings(values: Mapping[str, Any], _: Mapping[str, str]) -> PluginSettings:
-    """Return what the option says."""
+    """Return the settings with the option's values."""
     return PluginSettings(**values)
 
 
 def advice(chosen: PluginSettings, *, by_cdi: bool) -> Iterator[str]:
-    """Yield what to know of it."""
+    """Yield advice about the chosen settings."""
     if chosen.whole and by_cdi:
         yield "acme-whole keeps parts out of lists alone: their CDI devices are there"

@@ -1,4 +1,4 @@
-"""The checks of NVIDIA's driver, on machines made of files."""
+"""Checks of NVIDIA's driver, on simulated machines."""
 
 import shutil
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_driver_without_any_gpu_is_a_failure(tree: Tree) -> None:
 
 @pytest.fixture
 def neuron(tree: Tree, tmp_path: Path) -> Tree:
-    """A machine with another vendor's devices and nothing of NVIDIA's."""
+    """A machine with another vendor's devices, without an NVIDIA driver or GPU."""
     paper.machine("neuron", tmp_path / "neuron", 2)
     tree.config.driver_roots = (f"neuron={tmp_path}/neuron",)
     tree.root.mkdir()

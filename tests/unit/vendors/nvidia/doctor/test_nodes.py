@@ -1,4 +1,4 @@
-"""The checks of NVIDIA's device nodes, on machines made of files."""
+"""Checks of NVIDIA's device nodes, on simulated machines."""
 
 import stat
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The check of the driver's files: what is missing, what is more, and what lies elsewhere."""
+"""The check of the driver's files: missing, unlisted, and outside the searched folders."""
 
 import pytest
 from fabricated import LIBRARIES, VERSION, Tree, said
@@ -23,7 +23,7 @@ def found(tree: Tree) -> Finding:
 
 
 def graphics(tree: Tree) -> None:
-    """Install what draws, without manifests."""
+    """Install graphics libraries without manifests."""
     for name in ("libGLX_nvidia.so", "libEGL_nvidia.so"):
         tree.write(f"{LIBRARIES}/{name}.{VERSION}", tree._library(f"{name}.0"))
 

@@ -1,4 +1,4 @@
-"""The checks of what NVIDIA's toolkit brought to the host, on machines made of files."""
+"""Checks of NVIDIA's toolkit and its CDI specs on the host, on simulated machines."""
 
 import pytest
 from fabricated import BIN, VERSION, Tree, said

@@ -1,6 +1,6 @@
-"""Ask the NVML that the loader finds for everything, and print the answers as JSON.
+"""Program that reads everything from the NVML that the loader finds, and prints it as JSON.
 
-Run by tests in a child process, with LD_LIBRARY_PATH pointing to the library in question.
+Tests run it in a child process, with LD_LIBRARY_PATH pointing to the library in question.
 """
 
 import json

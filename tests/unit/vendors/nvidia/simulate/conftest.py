@@ -1,4 +1,4 @@
-"""Simulated driver roots whose device nodes are plain files, so that no root is needed."""
+"""Simulated driver roots with plain files as device nodes, so that tests don't need root."""
 
 import shutil
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from gpuhook_simulate.vendors.nvidia.options import Failure
 def compiled(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[SimulatedMachine, Failure | None], Path]:
-    """Give a function that compiles the driver of a machine, each machine's only once."""
+    """A function that compiles a machine's driver, only once for each machine."""
     if shutil.which("gcc") is None:
         pytest.skip("the simulated driver is compiled with gcc when it is built")
     done: dict[str, Path] = {}
@@ -42,7 +42,7 @@ def compiled(
 def make_root(
     tmp_path: Path, compiled: Callable[[SimulatedMachine, Failure | None], Path]
 ) -> Callable[..., tuple[Path, SimulatedMachine]]:
-    """Give a function that makes a driver root, with plain files as nodes."""
+    """A function that makes a driver root, with plain files as nodes."""
 
     def make(**fields: Any) -> tuple[Path, SimulatedMachine]:
         options = Options(root=str(tmp_path / "root"), **fields)

@@ -1,4 +1,4 @@
-"""Invented processes on simulated GPUs, and what follows of them."""
+"""Invented processes on simulated GPUs, and their effects on NVML's values."""
 
 import os
 import time
@@ -73,7 +73,7 @@ def program(root: Path) -> Iterator[Program]:
 
 
 def write(root: Path, *lines: str) -> None:
-    """Make a history: of lines with the seconds since the start, or garbage."""
+    """Write a history from lines with seconds since the start; other text is written unchanged."""
     text = [f"{START} boot"]
     for line in lines:
         seconds, blank, words = line.partition(" ")
@@ -280,7 +280,7 @@ def test_only_root_can_switch_accounting(root: Path, program: Program) -> None:
 
 
 def test_accounting_forgets_the_oldest_ended_processes(root: Path, program: Program) -> None:
-    """The first that ended are forgotten; those that run are not."""
+    """Processes that are still running are never forgotten."""
     lines = ["1 0 accounting on", "2 0 process 1 compute 1 0 0 0 0"]
     for pid in range(2, 4500):
         lines += [f"{pid} 0 process {pid} compute 1 0 0 0 0", f"{pid} 0 end {pid}"]

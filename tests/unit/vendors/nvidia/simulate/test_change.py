@@ -43,7 +43,7 @@ def program(root: Path) -> Iterator[Program]:
 
 
 def set_mig(root: Path, mig: dict[int, tuple[str, ...]]) -> SimulatedMachine:
-    """Give GPUs other MIG devices, with plain files as nodes."""
+    """Replace the MIG devices of GPUs, with plain files as nodes."""
     old = state.load(str(root))
     new = replace(old, options=replace(old.options, mig=mig))
     machine = make_machine(new.options, new.driver_version)
@@ -133,7 +133,7 @@ def test_malformed_mig_lines_are_ignored(root: Path, program: Program, line: str
 
 
 def test_mig_devices_never_exceed_the_profiles_maximum(root: Path, program: Program) -> None:
-    """A program provides space for as many instances as a profile says there can be."""
+    """A program allocates space for the maximum number of instances that a profile reports."""
     line = "1 MIG-12345678-1234-1234-{4}-12345678900{0} {1} {2} 0 201 202 {3}"
     lines = [line.format(n, "7g.141gb", n, 0, 1111) for n in range(8)]
     (root / "simulate/mig").write_text("\n".join(lines))

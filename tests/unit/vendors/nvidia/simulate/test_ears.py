@@ -72,7 +72,7 @@ def errors(lines: list[dict[str, Any]]) -> list[tuple[int, str]]:
 
 
 def lose(root: str) -> None:
-    """Have GPU 1 fail with XID 79 and be lost."""
+    """Report XID 79 of GPU 1, and mark this GPU as lost."""
     report_xid(root, 79, "1")
     change(root, lost=frozenset({1}))
 

@@ -1,8 +1,8 @@
-"""The simulated libraries themselves: compiled, loaded, and asked through pynvml.
+"""The simulated libraries themselves: compiled, loaded, and queried through pynvml.
 
-Device nodes are plain files here, which open() finds as reachable as a node; so no root is
-needed. What a node that exists without hardware answers (ENXIO) is had from /dev/tty in a
-session without a terminal.
+Device nodes are plain files here, because open() can open them like nodes without root. A node
+without hardware returns ENXIO. In a session without a terminal, /dev/tty returns the same
+error.
 """
 
 import json
@@ -53,7 +53,7 @@ def run_python(root: Path, script: str, *words: str) -> subprocess.CompletedProc
 
 
 def indices(answer: dict[str, Any], machine: SimulatedMachine) -> list[int]:
-    """Return which of the machine's GPUs the answer lists."""
+    """Return the indexes of the machine's GPUs that the answer lists."""
     slots = {gpu.uuid: gpu.index for gpu in machine.gpus}
     return [slots[gpu["uuid"]] for gpu in answer["gpus"]]
 

@@ -23,7 +23,7 @@ REMOTE = "n.nvmlDeviceGetNvLinkRemotePciInfo(gpu({}), {}).busId"
 
 
 def linked(program: Program, gpus: int) -> set[tuple[int, int]]:
-    """Return the pairs of GPUs that say that they reach each other by NVLink."""
+    """Return the pairs of GPUs for which NVML reports an NVLink connection."""
     pairs = set(itertools.combinations(range(gpus), 2))
     return {(a, b) for a, b in pairs if program.ask(STATUS.format(a, b, 2)) == OK}
 

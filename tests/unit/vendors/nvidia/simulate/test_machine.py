@@ -1,4 +1,4 @@
-"""simulate's machine: numbers of GPUs and MIG devices, and the files of the kernel module."""
+"""The simulated machine: numbers of GPUs and MIG devices, and files of the kernel module."""
 
 import pytest
 from hypothesis import given

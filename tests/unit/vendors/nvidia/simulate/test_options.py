@@ -1,4 +1,4 @@
-"""simulate's options: what is understood, what is refused and with which words."""
+"""Options of simulate: accepted values, refused values, and the error messages."""
 
 from typing import Any
 

@@ -48,7 +48,7 @@ def make_source(folder: Path, files: dict[str, str]) -> str:
 
 
 def follow(root: Path, path: str) -> str:
-    """Return what the path reads below the root, absolute links resolved inside it."""
+    """Return the content of a path below the root, with absolute links resolved inside it."""
     for _ in range(8):
         full = root / path.lstrip("/")
         if not full.is_symlink():
@@ -59,7 +59,7 @@ def follow(root: Path, path: str) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root with the files laid into it, as build makes it before that."""
+    """A root with the driver's files, in the folders that build creates before them."""
     root = tmp_path / "root"
     (root / "usr/lib").mkdir(parents=True)
     (root / "lib").symlink_to("usr/lib")
