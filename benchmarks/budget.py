@@ -18,7 +18,7 @@ from kinds import (
 from rounds import Calls, Rounds
 from storms import Storm, failures, slowness
 
-_BUSY = 2  # busy loops for which there is a budget
+_BUSY = 2  # number of busy loops (--busy) for which there is a budget
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from groups import Group, Groups
 
 _KNOWN = 0.2  # seconds
-_TOLERANCE = 0.05  # of the time that is known
+_TOLERANCE = 0.05  # share of the known time
 
-# Moves into the group $1, burns $2 seconds, prints what it took in all, and stands.
+# Moves into the group $1, uses $2 seconds of processor time, prints its total, and waits.
 _KNOWN_BURNER = """
 import sys, time
 with open(sys.argv[1] + "/cgroup.procs", "w") as file:
@@ -22,7 +22,7 @@ while time.process_time() < float(sys.argv[2]):
 print(time.process_time(), flush=True)
 sys.stdin.read()
 """
-# Ends by itself if the benchmark is killed.
+# Exits by itself if the benchmark is killed.
 _ENDLESS_BURNER = """
 import os
 parent = os.getppid()

@@ -80,7 +80,7 @@ class Bundle:
         layers = f"lowerdir={self.lower},upperdir={self.folder}/upper,workdir={self.folder}/work"
         subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", self.root], check=True)
         try:
-            text = json.dumps(self._spec(), separators=(",", ":"))  # as Go writes it
+            text = json.dumps(self._spec(), separators=(",", ":"))  # compact, as Go writes it
             (self.folder / "config.json").write_text(text)
             yield
         finally:

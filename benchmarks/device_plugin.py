@@ -24,7 +24,7 @@ from kubelet import Kubelet
 
 COMMAND = Path(sys.executable).with_name("gpuhook")
 RESOURCE = "nvidia.com/gpu"
-SETTLE_S = 5.0  # after the kubelet has the list
+SETTLE_S = 5.0  # seconds to wait after the kubelet has the device list
 
 
 def memory(pid: int) -> float:

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _TOP = Path("/sys/fs/cgroup")
-_PATIENCE = 10.0  # seconds until what was killed is gone and its groups can be removed
-_STANDING = ("gpuhook-standby\n", "gpuhook-next\n")  # what they call themselves
+_PATIENCE = 10.0  # seconds to wait until killed processes are gone and groups can be removed
+_STANDING = ("gpuhook-standby\n", "gpuhook-next\n")  # process names of gpuhook's prefork servers
 _PAUSE = 0.01  # seconds between two attempts
 
 
@@ -57,7 +57,7 @@ class Group:
         """Count the prefork servers for a configuration, and what comes out of them."""
         mark = f"\0GPUHOOK_CONFIG={config}\0".encode()
         for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the process has just ended
                 if (entry / "comm").read_text() in _STANDING:
                     environ = b"\0" + (entry / "environ").read_bytes()
                     if mark in environ:
@@ -134,7 +134,7 @@ def _remove(folder: Path) -> bool:
     """End what is in a tree of groups and remove the tree; return whether that was possible."""
     deadline = time.monotonic() + _PATIENCE
     while folder.exists() and time.monotonic() < deadline:
-        with suppress(OSError):  # what is in it ends meanwhile, or is still ending
+        with suppress(OSError):  # its processes exit meanwhile, or are still exiting
             for file in folder.glob("**/cgroup.procs"):
                 for pid in file.read_text().split():
                     os.kill(int(pid), signal.SIGKILL)

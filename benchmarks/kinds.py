@@ -40,8 +40,8 @@ class _Kind:
     hooks: bool = True
 
 
-# Where nothing is set, a prefork server runs after the first container. Without one (standby)
-# each container is what the first after a pause is: it forks a helper of its own.
+# By default, a prefork server runs after the first container. With standby = 0 there is none, so
+# each container forks its own helper, as the first one after a pause does.
 _OURS = {
     NO_GPU: _Kind(),
     "1 GPU": _Kind(_ONE_GPU),
@@ -57,7 +57,7 @@ _OURS = {
     BY_ENGINE_ALONE: _Kind(settings="standby = 0\n", by_engine=True),
     WITHOUT_HOOK: _Kind(settings="standby = 0\n", by_engine=True, hooks=False),
 }
-# A limit needs cgroup v2 at /sys/fs/cgroup.
+# A memory limit needs cgroup v2 at /sys/fs/cgroup.
 _LIMIT = (*_ALL_GPUS, "GPUHOOK_DEVICE_MEMORY=50%")
 _LIMITED = {LIMITED: _Kind(_LIMIT), LIMITED_SLOW: _Kind(_LIMIT, init_seconds=0.15)}
 
@@ -86,7 +86,7 @@ def kinds(machine: Machine, groups: Groups, others: Sequence[str]) -> dict[str, 
             document = machine.document(config, runtime)
             machine.use_documents(config, document)
         if kind.by_engine:
-            # The prefork server is what another container of the same configuration has left.
+            # The prefork server is left by another container with the same configuration.
             leaves = Container(group, runtime, _ALL_GPUS, config)
             found[name] = Container(
                 group, "runc", (), config, document=document, hooks=kind.hooks, before=leaves

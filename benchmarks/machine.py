@@ -11,7 +11,7 @@ from pathlib import Path
 
 _REPOSITORY = Path(__file__).parents[1]
 _DISK_SIZE = 8 << 30  # bytes, of which hardly any are ever written
-_DRIVER = "615.10.01"  # which has limits of memory
+_DRIVER = "615.10.01"  # a driver with memory limits
 _CLONE_NEWNS = 0x00020000  # include/uapi/linux/sched.h
 
 

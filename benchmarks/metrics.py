@@ -34,8 +34,8 @@ COMMAND = Path(sys.executable).with_name("gpuhook")
 PORT = 19836
 MIGS = 7
 SCRAPES = 20
-PAUSE_S = 0.2  # between two of them
-HIERARCHIES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # whose names are looked at: v1's, v2's
+PAUSE_S = 0.2  # seconds between two scrapes
+HIERARCHIES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # cgroup roots to list: v1's and v2's
 
 
 class Node:

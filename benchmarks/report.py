@@ -15,7 +15,7 @@ from rounds import Calls, Rounds
 from storms import Storm, failures, slowest, slowness
 
 _SHOWN_FAILURES = 3
-_WIDTH = 35  # of the names of kinds
+_WIDTH = 35  # characters for the name of a kind
 
 
 def print_rounds(rounds: Rounds, busy: int, others: list[str]) -> None:

@@ -11,7 +11,7 @@ from containers import Container, Life, live
 from kinds import EIGHT, PAUSED, RUNC
 from machine import Machine
 
-# After so many lives of a container all is saved that can be: inventory and words.
+# Number of a container's lives after which everything is saved: inventory and words.
 _LIVES_TO_SAVE = 2
 
 
@@ -83,7 +83,7 @@ def measure(machine: Machine, found: dict[str, Container], rounds: int, rest: fl
     units: list[float] = []
     lives: dict[str, list[Life]] = {name: [] for name in found}
     for number in range(rounds):
-        _bring_back(found)  # those of the last round: somebody may have been replaced
+        _bring_back(found)  # prefork servers may have been replaced in the last round
         time.sleep(rest)
         units.append(_bare_start(machine))
         for name in random.sample(list(found), len(found)):

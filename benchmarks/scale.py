@@ -26,9 +26,9 @@ from machine import Machine, installed, isolate, new_disk
 from metrics import COMMAND, MIGS, Node, print_list, print_scrapes
 
 _ASKS = ("NVIDIA_VISIBLE_DEVICES=0:0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
-_REST = 0.05  # seconds without work before and after each
-_COMMANDS = 5  # times that a command runs
-_WARM = 3  # lives before those that count: the first leaves a process that stands
+_REST = 0.05  # seconds without work before and after each measurement
+_COMMANDS = 5  # number of runs of each command
+_WARM = 3  # container lives before the measured ones; the first one leaves a prefork server
 
 
 def print_starts(machine: Machine, groups: Groups, config: str, rounds: int) -> None:

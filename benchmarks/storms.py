@@ -36,7 +36,7 @@ def storms(
     results: dict[str, list[Storm]] = {name: [] for name in stormed}
     for number in range(repetitions):
         for name in random.sample(list(stormed), len(stormed)):
-            # So that the prefork server runs, however long the other storms took.
+            # This start keeps the prefork server running, however long the other storms took.
             live(stormed[name], machine.bundles, machine.lower, rest)
             if name == NOTHING_SAVED:
                 machine.forget(stormed[name].config)

@@ -14,17 +14,18 @@ import pytest
 pytest_plugins = ["recording"]
 CI = os.environ.get("CI") == "true"
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Before anything imports gRPC: its handlers would run in each child that a later test forks.
+# Set before anything imports gRPC, because gRPC's handlers would run in each child that a later
+# test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # The path of a socket has 107 characters at most (unix(7)), and pytest's own folders take 60.
 if len(tempfile.gettempdir()) > 40:
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
-# A simulated driver takes four times as long with a compiler that remembers nothing.
+# Without a compiler that caches results, a simulated driver takes four times as long.
 COMPILER = str(Path(__file__).parent / "lib/compiler")
 if os.environ["PATH"].partition(":")[0] != COMPILER:
     os.environ["PATH"] = f"{COMPILER}:{os.environ['PATH']}"
 compiled = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuhook/compiled")
-with contextlib.suppress(OSError):  # a home that is read-only
+with contextlib.suppress(OSError):  # the home folder may be read-only
     compiled.mkdir(0o700, parents=True, exist_ok=True)
 os.environ["GPUHOOK_COMPILED"] = str(compiled)
 

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs/engineering/measurements.md"
 CHART = REPOSITORY / "docs/images/cost.svg"
 
-# What is drawn, as the table calls it, and what the drawing calls it.
+# Rows of the table that are drawn -> their names in the drawing.
 ROWS = {
     "no GPU": "no GPU asked for",
     "1 GPU": "1 GPU",
@@ -24,7 +24,7 @@ ROWS = {
 PLAIN = "plain runc"
 _ROW = re.compile(r"^\| ([^|]+) \| ([\d.]+) \([\d. to]+\) \| ([\d.]+) \|", re.MULTILINE)
 
-LEFT, TOP, STEP, BAR, SCALE = 210, 62, 34, 20, 4.2  # of the drawing; SCALE is pixels for a ms
+LEFT, TOP, STEP, BAR, SCALE = 210, 62, 34, 20, 4.2  # pixels of the drawing; SCALE is pixels per ms
 
 _STYLE = """\
     text { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1f2328; }

@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
-import reference  # beside this file, which mkdocs loads by its path
+import reference  # in this file's folder; mkdocs loads this file by its path
 
 from gpuhook import __version__
 
@@ -26,7 +26,7 @@ LOG = logging.getLogger("mkdocs.hooks.gpuhook")
 ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _TO_DOCS = re.compile(r"\]\(docs/")
 _TO_ROOT = re.compile(rf"\]\(((?:\.\./)*)\.\./({'|'.join(map(re.escape, ROOT))})")
-# What is left of a fence, list or table with a wrong indentation, or no empty line before it.
+# Remains of a fence, list or table that has a wrong indentation or no empty line before it.
 _NOT_UNDERSTOOD = re.compile(r"```|^- |^\s*\|? ?--- \|", re.MULTILINE)
 _BLOCKS = re.compile(r"<(code|pre)\b.*?</\1>", re.DOTALL)
 _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}

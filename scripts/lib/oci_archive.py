@@ -88,7 +88,7 @@ def write(root: str, name: str, architecture: str, program: str, output: str) ->
         "layers": [archive.blob("layer.v1.tar+gzip", gzip.compress(files, mtime=0))],
     }
     described = archive.blob("manifest.v1+json", json.dumps(manifest).encode())
-    # podman takes the name from the first of these, containerd from the second.
+    # podman reads the name from the first annotation, containerd from the second.
     described["annotations"] = {
         "org.opencontainers.image.ref.name": name,
         "io.containerd.image.name": name,

@@ -125,7 +125,7 @@ def _settings() -> Iterator[str]:
     lines = (
         (resources.files("gpuhook") / "tools/config/config.toml").read_text("utf-8").splitlines()
     )
-    first = lines.index("") + 1  # before it stands what the file is
+    first = lines.index("") + 1  # the text before it describes the file
     yield from ("## Outside of any table", "")
     comments: list[str] = []
     table = ""
@@ -145,7 +145,7 @@ def _settings() -> Iterator[str]:
 
 
 def _setting(key: str, default: str, comments: list[str]) -> Iterator[str]:
-    kind = KEYS[key][1] if key in KEYS else "true or false"  # else it is a feature
+    kind = KEYS[key][1] if key in KEYS else "true or false"  # keys outside KEYS are features
     yield from (f"### {_code(key)}", "")
     yield from _comment(comments)
     yield from (f"It is {kind}; the default is {_code(default)}.", "")
@@ -261,7 +261,7 @@ def _errors() -> Iterator[str]:
         if inspect.isclass(each) and issubclass(each, gpuhook_errors.GpuhookError):
             about = inspect.cleandoc(each.__doc__ or "").split("\n\n")[0]
             meanings.setdefault(each.code, []).append(escaped(about))
-    del meanings[gpuhook_errors.GpuhookError.code]  # no error has the name of them all
+    del meanings[gpuhook_errors.GpuhookError.code]  # no error has the base class's code
     rows = [(_code(code), " ".join(about)) for code, about in meanings.items()]
     yield from _table("| code | what is wrong |", rows)
 

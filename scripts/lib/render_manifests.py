@@ -14,14 +14,14 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "packaging/helm/gpuhook"
 MANIFESTS = REPOSITORY / "packaging/kubernetes"
 FILE = "gpuhook.yaml"
-# A chart can read only its own files.
+# A chart can read only its own files, so it has a copy.
 RULES = REPOSITORY / "packaging/prometheus/gpuhook.rules.yml"
 COPY = CHART / "files/gpuhook.rules.yml"
 HEADER = """\
 # Rendered from packaging/helm/gpuhook by scripts/lib/render_manifests.py: change the chart, and run
 # that.
 """
-# Fields of the API depend on it.
+# The fields of the Kubernetes API depend on this version.
 KUBERNETES = "1.34"
 
 _METRICS = (

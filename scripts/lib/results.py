@@ -33,10 +33,10 @@ END = "<!-- to here -->"
 OUTCOMES = ("passed", "failed", "skipped")
 ALL = "tests/integration tests/unit"
 EVERY_CHANGE = "every-change"
-NOT_COUNTED = "passed, not counted"  # of runs before there were such files
+NOT_COUNTED = "passed, not counted"  # for runs from before there were files of results
 _ROLLING = ("sid", "experimental")  # their versions change by themselves
 _FIRST = ("Docker", "containerd", "podman", "runc", "crun")
-_FEW = 10  # words of a selection that the page shows
+_FEW = 10  # words; the page doesn't write out a longer selection
 _KEYS = {"date", "gpuhook", "selection", "host", "parts", "programs"}
 
 Result = dict[str, Any]

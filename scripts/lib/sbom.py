@@ -29,7 +29,7 @@ from urllib.parse import quote
 _PACKED_IN = "nvidia-ml-py"
 _COMPILER = "ziglang"
 _DEBIAN_PACKAGES = "usr/lib/gpuhook-node/debian-packages"
-_LONGEST = 60  # a name of a licence; what is longer is its text
+_LONGEST = 60  # characters of a licence's name; longer text is the licence itself
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from rich.text import Text
 
 PROGRAM = "/opt/gpuhook/bin/gpuhook"
 WIDTH, HEIGHT = 112, 50
-NAMES = ("sandbox-name", "sandbox-namespace", "container-name")  # of CRI's annotations
-# What another machine, or another day, would say otherwise.
+NAMES = ("sandbox-name", "sandbox-namespace", "container-name")  # parts of CRI's annotation names
+# Replacements for output that differs between hosts or days.
 SAME = (
     (re.compile(r"/\S*/\.work/installed-\w+"), "/opt/gpuhook"),
     (re.compile(r"\b\d+ ms\b"), "60 ms"),
@@ -44,7 +44,7 @@ def draw(output: Path, words: list[str]) -> None:
     shown = Text.from_ansi(f"$ gpuhook {' '.join(words)}\n{text.rstrip()}")
     console.print(shown, soft_wrap=False)
     svg = console.export_svg(title=f"gpuhook {words[0]}", unique_id=f"gpuhook-{words[0]}")
-    # Fonts that a browser would fetch from somebody else.
+    # Remove the fonts, because a browser would fetch them from another site.
     plain = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
     lines = [line.rstrip() for line in plain.splitlines()]
     output.write_text("\n".join(lines) + "\n")
@@ -64,7 +64,7 @@ def printed(argv: list[str]) -> str:
             while piece := os.read(ours, 1 << 16):
                 found += piece
         except OSError:
-            pass  # nobody has the other end any more
+            pass  # every process has closed the other end
     os.close(ours)
     return found.decode()
 

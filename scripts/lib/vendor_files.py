@@ -57,7 +57,7 @@ def classes(_: str) -> str:
     return _CLASSES + "---\n".join(found) + "{{- end }}\n"
 
 
-# A file in packaging/ -> what makes its text from its text of before.
+# File in packaging/ -> function that makes its new text from the old one.
 FILES: dict[str, Callable[[str], str]] = {
     "udev/70-gpuhook-cdi-refresh.rules": rules,
     "helm/gpuhook/values.yaml": values,

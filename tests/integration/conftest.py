@@ -71,7 +71,7 @@ def workspace(request: pytest.FixtureRequest, installation: Installation) -> Ite
 
     The folder and the mount namespace disappear at the end of the session.
     """
-    # What is downloaded must be here by now: name resolution needs the host's /run and /etc.
+    # Downloads must be complete by now, because name resolution needs the host's /run and /etc.
     used = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     if "driver_files" in used:
         fetch_driver_files()
@@ -355,7 +355,7 @@ def podman_config(workspace: Path, configs: dict[str, Path]) -> Path:
     podman needs it, because it doesn't pass GPUHOOK_CONFIG on.
     """
     config = Path("/etc/gpuhook/config.toml")  # the session has an /etc of its own
-    config.parent.mkdir(exist_ok=True)  # an installed one's is hidden; podman_node mounts on it
+    config.parent.mkdir(exist_ok=True)  # podman_node may make it as a mount point
     config.symlink_to(configs[RUNC])
     return config
 

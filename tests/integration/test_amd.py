@@ -18,11 +18,11 @@ from harness.snapshot import nothing_left
 from harness.vendor_contract import Case, Contract
 from harness.vendors import MODES, USER, Devices, Seen, as_user, in_mode, nodes_seen
 
-NO_ENGINES = "/usr/sbin:/sbin"  # where none is too old to read of groups
+NO_ENGINES = "/usr/sbin:/sbin"  # none of its engines is too old to read groups
 ASK = "AMD_VISIBLE_DEVICES"
 VIDEO, RENDER = 44, 105
 PATTERNS = ("/dev/kfd", "/dev/dri/*")
-# GPU 0, four partitions of GPU 1, GPU 2: what these have in /dev/dri.
+# Names in /dev/dri of GPU 0, of four partitions of GPU 1, and of GPU 2.
 NODES = [
     ("card1", "renderD128"),
     *((f"card{9 + number}", f"renderD{136 + number}") for number in range(4)),
@@ -61,7 +61,7 @@ class TestAmd(Contract):
                 dri("card0", "renderD143", *(name for names in NODES for name in names)),
                 dri("card10", "renderD137"),
             )
-            # Not the other partitions of its GPU either, nor those that nobody uses.
+            # Other partitions of the same GPU, and partitions that nobody uses, can't be opened.
             for word in ("2", "0x84cafeae17e7610:1")
         ],
         beside=(f"{ASK}=0,5", [0, 5]),

@@ -33,7 +33,7 @@ from gpuhook.vendors import registry
 ASK = "NVIDIA_VISIBLE_DEVICES"
 CACHE = "etc/ld.so.cache"
 _NODES = "busybox find /dev -type c -exec busybox stat -c %t:%T {} +"
-# In namespaces of a user's own, as its root.
+# Runs a command as root of a user's own namespaces.
 IN_USER_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--")
 
 
@@ -121,7 +121,7 @@ def test_a_user_in_a_user_namespace_can_apply_to_an_owned_folder(
     assert done.stdout.splitlines()[1:] == lines_of_nvidia_smi(driver.chosen(3))
 
 
-# The calls that change something, each with which of them are met.
+# The system calls that change something, and which occurrences of each the run is killed in.
 CRASHES = {
     "apply": {
         "mkdirat": (1, 2, 4, 7), "symlinkat": (1, 9), "move_mount": (1, 24),
@@ -355,14 +355,14 @@ def test_the_lines_of_a_unit_escape_any_path_for_systemd(workspace: Path) -> Non
     plan = Plan([BindDevice(root, DeviceNode("/dev/nvidia0", 195, 0, 0o666, 0, 0), "")])
     lines = ["[Unit]", "DefaultDependencies=no", *units.service(plan, [variable], own_root=True)]
     lines += ["RootDirectory=/srv", "ExecStart=/bin/true"]
-    folder = workspace / "units"  # root may not run systemd's test mode
+    folder = workspace / "units"  # another user runs systemd, whose test mode refuses root
     folder.mkdir()
     folder.chmod(0o777)
     (folder / "odd.service").write_text("".join(f"{line}\n" for line in lines))
     env = dict.fromkeys(("SYSTEMD_UNIT_PATH", "XDG_RUNTIME_DIR", "HOME"), str(folder))
     user = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
     words = (*user, "/lib/systemd/systemd", "--test", "--user", "--unit=odd.service")
-    with namespace("host" if host_cgroups() == "v2" else "v2") as entered:  # v1 is none from 258 on
+    with namespace("host" if host_cgroups() == "v2" else "v2") as entered:  # systemd 258 lacks v1
         done = entered.run(*words, env=env).ok()
     shutil.rmtree(folder)
     assert f"BindPaths: {root}/dev/nvidia0:/dev/nvidia0:rbind\n" in done.stdout

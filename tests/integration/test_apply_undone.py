@@ -37,7 +37,7 @@ from gpuhook.vendors import registry
 
 ASK = "NVIDIA_VISIBLE_DEVICES=0"
 CACHE = "etc/ld.so.cache"
-# What a plan for Debian's folders has something made in.
+# The folders in which a plan for Debian makes something.
 FOLDERS = ["dev", "etc", "usr/bin", "usr/lib"]
 
 
@@ -365,7 +365,7 @@ def test_recorded_content_and_owner_are_of_one_and_the_same_file(
     """The owner exchanges root's file or link for another file after each step of the check."""
     folder = tmp_path / "root"
     steps: list[Operation] = [UpdateLdCache((), "a test")]
-    if kind == "another link":  # which a link replaces
+    if kind == "another link":  # the step replaces a link with another link
         steps = [Symlink(f"/{CACHE}", "ours", replace=True, reason="a test")]
     (folder / "etc").mkdir(parents=True)
     cache, other = folder / CACHE, folder / "etc/other"

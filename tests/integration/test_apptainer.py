@@ -17,7 +17,7 @@ from harness.installation import Installation
 from harness.releases import Release
 
 PAGE = Path(__file__).parents[2] / "docs/engines/apptainer.md"
-# This machine's root may lack a capability, and Apptainer gives a container all of them or none.
+# The host's root may lack a capability, and Apptainer gives a container all of them or none.
 AS_ROOT = ("exec", "--no-privs")
 SMI = ("nvidia-smi", "-L")
 

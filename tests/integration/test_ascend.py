@@ -25,7 +25,7 @@ SHARED = (
 )  # fmt: skip
 LIBRARY = "libascend_hal.so"
 DRIVER_FOLDER = "/usr/local/Ascend/driver"
-# What a container has of the files; the loader finds the library without any variable.
+# Print which of the files a container has. The loader finds the library without any variable.
 FILES = f"""
 echo "library $(dlprobe {LIBRARY})"
 npu-smi

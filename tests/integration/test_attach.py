@@ -45,7 +45,7 @@ class Running:
     name: str
     config: Path
     inside: Callable[..., Result]
-    outside: Callable[..., Result]  # runs a command where its engine runs
+    outside: Callable[..., Result]  # runs a command in the namespace of its engine
     command: Path
 
     def opens(self, node: str) -> str:
@@ -408,7 +408,7 @@ def test_a_link_at_a_device_node_is_not_followed_out_of_the_container(
     failed = one.gpuhook("attach", one.name, "4")
     assert victim.read_bytes() == b""
     assert str(victim) not in Path("/proc/self/mountinfo").read_text()
-    if failed.status == 0:  # it is mounted where the link leads to in the container
+    if failed.status == 0:  # gpuhook mounts it where the link leads inside the container
         assert one.opens(node(driver, 4)) == "ENXIO"
 
 

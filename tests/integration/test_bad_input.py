@@ -110,7 +110,7 @@ def assert_one_clear_error(done: Result, *words: str) -> None:
     done.failed()
     assert "Traceback" not in done.stderr, done
     assert [word for word in words if word.lower() not in done.stderr.lower()] == [], done
-    # podman puts the runtime's path before what the runtime said.
+    # podman puts the runtime's path before the runtime's message.
     assert len(re.findall(r"(?<!/)\b(gpu-py|gpuhook-prestart): ", done.stderr)) == 1, done
 
 
@@ -189,7 +189,7 @@ def test_a_log_file_that_cannot_be_opened_causes_no_further_error(
     assert "Traceback" not in done.stderr
 
 
-# What becomes of config.json: no runtime takes it, or one might.
+# Ways to change config.json so that no runtime accepts it, or only some runtimes do.
 BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "cut off": lambda text: text[:-20],
     "cut in a string": lambda text: b"".join(text.partition(b"_VISIBLE_DEVICES=")[:2]),
@@ -202,7 +202,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 UNCLEAR: dict[str, Callable[[bytes], bytes]] = {
     "list": lambda _: b'["NVIDIA_VISIBLE_DEVICES=0"]',
     "deep": lambda _: b'{"NVIDIA_VISIBLE_DEVICES":' * 100_000,
-    "followed by text": lambda text: text + b"}",  # runc reads the first value alone
+    "followed by text": lambda text: text + b"}",  # runc reads only the first value
     "commented": lambda text: b"/* crun skips this */" + text,
 }
 
@@ -335,7 +335,7 @@ def test_the_hook_alone_prints_its_error_and_leaves_no_mounts(
     config = broken["missing driver"].config
     words = [installation.hook.name, "--config", str(config), "prestart"]
     hook = {"path": str(installation.hook), "args": words}
-    shown = {"run.oci.hooks.stderr": "/dev/stderr"}  # else crun drops what hooks say
+    shown = {"run.oci.hooks.stderr": "/dev/stderr"}  # else crun drops the messages of hooks
     bundle.change(lambda spec: spec.update(hooks={"prestart": [hook]}, annotations=shown))
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
     upper = bundle.path / "upper"

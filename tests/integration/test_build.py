@@ -22,7 +22,7 @@ ENV NVIDIA_VISIBLE_DEVICES=0,2
 RUN nvidia-smi -L >/seen && gpuhook-cuda-probe >>/seen
 ENV NVIDIA_VISIBLE_DEVICES=void
 """
-# Prints what the step saw, then what there is of the driver in the image without a GPU.
+# Print what the step saw, and then which driver files are in the image without a GPU.
 LOOK = (
     "cat /seen; busybox find / -xdev "
     r"'(' -name '*nvidia*' -o -name 'libcuda*' ')' -exec busybox stat -c 'left %s %F %n' '{}' ';'"

@@ -192,7 +192,7 @@ def test_hook_comes_last_and_once(bundle: GpuBundle, tmp_path: Path) -> None:
 
     bundle.change(mutate)
     bundle.environ("NVIDIA_VISIBLE_DEVICES=0")
-    for _ in range(2):  # engines start a container again with the config.json of last time
+    for _ in range(2):  # engines restart a container with its previous config.json
         bundle.start().ok()
         first, ours = bundle.spec()["hooks"]["prestart"]
         assert first == earlier

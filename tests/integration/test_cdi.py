@@ -137,7 +137,7 @@ def test_a_user_namespace_gets_gpus_or_a_clear_error(site: Site) -> None:
         assert "/dev/nvidia" in done.failed().stderr
         return
     if not (site.podman.folder / "root").stat().st_mode & 0o001:
-        # podman 5 keeps config.json from the container's users, and so from its hooks.
+        # podman 5 hides config.json from the container's users, and so from its hooks.
         assert "gpuhook-cdi-hook" in done.failed().stderr
         return
     assert done.ok().stdout.splitlines() == lines_of_nvidia_smi(site.driver.chosen(2))
@@ -281,7 +281,7 @@ def test_transform_root_rewrites_paths_and_keeps_a_valid_spec(
     moved = tmp_path / "moved.yaml"
     run([*away, "--output", moved]).ok()
     assert moved.stat().st_mode & 0o777 == 0o644
-    made.chmod(0o600)  # then it may have what others aren't to read
+    made.chmod(0o600)  # a private spec may contain what other users must not read
     run([*away, "--output", moved]).ok()
     assert moved.stat().st_mode & 0o777 == 0o600
     made.chmod(0o644)

@@ -10,7 +10,8 @@ from gpuhook.base.names import HOOK_ENVIRONMENT
 from gpuhook.base.oci.spec import read_spec
 from gpuhook.core.cdi import apply, folders
 
-# No driver has these nodes: to who may open them the kernel says that there is no device.
+# No driver has these nodes. If a container may open them, the kernel reports that there is no
+# device.
 DENIED, ALLOWED = "Operation not permitted", "No such device or address"
 READ_ONLY = "Read-only file system"
 

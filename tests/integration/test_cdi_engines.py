@@ -30,11 +30,11 @@ from harness.podman import Podman, podman
 from harness.releases import NAMES, PYTHON, Release, release
 
 DEBIAN = image("debian")
-MIG = "mig.example/gpu"  # the kind of the document of another machine, whose GPU is in MIG mode
-UID, USERS = 4242, "user.example/gpu"  # and the kind of a document that has mounts for nodes
+MIG = "mig.example/gpu"  # kind in the CDI spec of another machine, whose GPU is in MIG mode
+UID, USERS = 4242, "user.example/gpu"  # and kind in a CDI spec that has mounts for nodes
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
-# The ctr of trixie doesn't know CDI. buildah writes device rules without an access for the nodes of
-# CDI, which neither runc nor crun takes with cgroup v1.
+# The ctr of trixie doesn't know CDI. For CDI's nodes, buildah writes device rules without an
+# access, which neither runc nor crun accepts with cgroup v1.
 ENGINES = (
     "trixie-docker", "trixie-compose", "trixie-cri-field", "trixie-cri-annotations",
     "trixie-podman-runc", "trixie-podman-crun",
@@ -267,7 +267,7 @@ def test_docker_reads_the_specs_without_warnings(name: str, dockers: dict[str, D
     info = json.loads(docker.call("info", "--format", "{{json .}}").ok().stdout)
     assert info["CDISpecDirs"] == ["/etc/cdi", "/var/run/cdi"]
     assert [line for line in info["Warnings"] or [] if "cdi" in line.lower()] == []
-    if name == "sid":  # Docker 26 shows no devices
+    if name == "sid":  # Docker 26 lists no devices
         found = {device["ID"] for device in info["DiscoveredDevices"]}
         assert {f"{KIND}=all", f"{KIND}=7", f"{MIG}=0:1", KERNEL} < found
     log = (docker.folder / "log").read_text()

@@ -273,7 +273,8 @@ def test_a_musl_image_gets_libraries_without_a_loader_cache(
         found = probed(bundle.run("runc").stdout.splitlines())
         status = driver.library("libnvidia-ml.so.1").stat()
         assert found["libnvidia-ml.so.1"] == f"{status.st_dev}:{status.st_ino}"
-        # libcuda wants glibc's loader, which images have with gcompat: it has been found.
+        # libcuda needs glibc's loader, which images have with gcompat. The error proves that the
+        # loader has found libcuda.
         assert "needed by /usr/lib/libcuda.so.1" in found["libcuda.so.1"]
         assert not (bundle.root / "etc/ld.so.cache").exists()
 
@@ -423,8 +424,8 @@ def test_the_images_environment_reaches_no_hook(
     run(["gcc", "-shared", "-fPIC", "-o", library, source]).ok()
     changed(bundle, f'cp {library} evil.so; echo \'open("{mark}", "w")\' >os.py; cp os.py re.py')
     here = "/proc/self/cwd"
-    # The launcher hides the loader's variables and Python's. That of config.toml it can't, and it
-    # counts where no option names a file.
+    # The launcher hides the variables of the loader and of Python. It can't hide the variable of
+    # config.toml, which counts if no option names a file.
     config, log = tmp_path / "config.toml", tmp_path / "log"
     config.write_text(f'[nvidia-container-cli]\nroot = "{driver.root}"\ndebug = "{log}"\n')
     bundle.environ(
@@ -453,7 +454,7 @@ def test_a_failed_hook_leaves_no_files_or_mounts(
     give(bundle, answered, "0")
     with nothing_left(driver.root, pid=bundle.namespace.pid):
         done = bundle.run(runtime).failed()
-    if runtime != "crun":  # which shows nothing that a hook says
+    if runtime != "crun":  # crun shows no messages of hooks
         assert "gpuhook-cdi-hook: gpuhook couldn't add" in done.stderr
     found = bundle.call("find", f"{LIBRARIES}/libcuda.so.1", "etc/nvidia", cwd=bundle.root)
     assert found.stdout == ""
@@ -504,7 +505,7 @@ def names_root_alone(
     words = [f"--output={document}", f"--config={config}", "--kind=nvidia.com/gpu"]
     run([installation.command, "cdi", "generate", *words]).ok()
     made.mkdir()
-    # A process stays in the engine's namespace, as apptainer's starter does.
+    # One process stays in the engine's namespace, as apptainer's starter does.
     starter = ["sh", "-c", '"$@"; exit $?', "sh", "unshare", "--mount", "--propagation=private"]
     starter += ["python3", "-c", APPTAINERS]
     return bundle.namespace.run(*starter, bundle.root, document, made, HOOK)
@@ -628,7 +629,7 @@ def test_volumes_stay_unchanged(
 
 # Under NVIDIA's name -------------------------------------------------------------------------
 
-# The hooks of a document of nvidia-ctk.
+# The hooks in a CDI spec of nvidia-ctk.
 VERBS = {
     "create-symlinks": ["--link", "libcuda.so.1::/usr/lib/libcuda.so"],
     "update-ldcache": ["--folder", "/usr/lib"],

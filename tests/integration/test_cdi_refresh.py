@@ -23,7 +23,7 @@ from gpuhook.tools.cdi import refresh as refreshing
 
 FOLDER = cdi_folder()  # the session has a /run and an /etc of its own
 DOCUMENT = FOLDER / "nvidia.com-gpu.yaml"
-IN_RUN = Path("/var/run/cdi", DOCUMENT.name)  # for engines of versions that a test names
+IN_RUN = Path("/var/run/cdi", DOCUMENT.name)  # used if a test specifies engines' versions
 RULE = Path("/etc/udev/rules.d/70-gpuhook-cdi-refresh.rules")
 
 
@@ -80,7 +80,7 @@ def names() -> set[str]:
     return {name.partition("=")[2] for name in folders.read_folders([str(FOLDER)]).devices}
 
 
-# Runs a command with a /dev of its own, and says what is in its /dev/char then.
+# Run a command with its own /dev, and print the content of /dev/char afterwards.
 IN_A_DEV = """
 mkdir -p "$1/char"
 cp -a /dev/null /dev/zero /dev/urandom "$1"
@@ -275,7 +275,7 @@ def test_a_refresh_killed_at_any_moment_leaves_a_valid_spec(site: Site) -> None:
         process = subprocess.Popen(
             site.command("cdi", "refresh"), env=env, stdout=subprocess.DEVNULL
         )
-        time.sleep(0.06 * number)  # any moment will do
+        time.sleep(0.06 * number)  # each run is killed at another moment
         process.kill()
         process.wait()
         assert DOCUMENT.read_bytes() in good
@@ -457,7 +457,7 @@ def test_containerd_cdi_is_enabled_where_the_version_needs_it(
     site: Site, programs: Programs, version: str, is_written: bool
 ) -> None:
     line = f"containerd github.com/containerd/containerd {version} 1234567"
-    for again in ("--cdi", "--engine=containerd"):  # a later installation without it
+    for again in ("--cdi", "--engine=containerd"):  # the later installation lacks --cdi
         if again == "--cdi":
             programs.install("containerd", containerd=line).ok()
         else:

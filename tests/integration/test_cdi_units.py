@@ -10,9 +10,9 @@ from harness.installation import Installation
 
 from gpuhook.tools.cdi import units
 
-UNITS = Path("/lib/systemd/system")  # of the packages on this machine
+UNITS = Path("/lib/systemd/system")  # units of the packages on this host
 ENGINES = ("docker", "containerd", "podman-restart")
-STUBS = ("crio", "kubelet")  # in none of Debian's packages
+STUBS = ("crio", "kubelet")  # Debian packages none of these
 STUB = """[Unit]
 Wants=network-online.target
 After=network-online.target

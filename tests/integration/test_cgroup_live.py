@@ -262,7 +262,7 @@ def test_a_rootless_v1_caller_needs_no_change(v1_cgroup: Path, opener: Opener) -
     assert done.stdout.strip() == "none-needed:rootless"
 
 
-# v2, as the hook calls it.
+# Tests with cgroup v2 that call the code as the hook does.
 
 
 def allow_in(entered: Namespace, opener: Opener, *prefix: str) -> Result:
@@ -297,7 +297,7 @@ def test_a_rootless_v2_caller_needs_no_change(
     assert result.stdout == "none-needed:rootless\n"
 
 
-# v2, program by program.
+# Tests with cgroup v2 that look at each attached program.
 
 
 def test_every_program_is_extended(attached: Attached, v2_cgroup: Path, opener: Opener) -> None:
@@ -396,7 +396,7 @@ def test_devices_that_are_not_given_stay_closed_throughout(
     assert unexpected == "0"
 
 
-# v2, when it goes wrong.
+# Tests with cgroup v2 in which calls fail.
 
 Attach = Callable[[int, int, int, int, str], None]
 

@@ -11,7 +11,7 @@ from harness.installation import Installation
 from harness.releases import Release
 
 SMI = ("nvidia-smi", "-L")
-DOCUMENTS = Path("/opt/documents")  # where generate is told to write them
+DOCUMENTS = Path("/opt/documents")  # the tests make generate write them here
 
 SET_UP = """
 cp -a IMAGE HOME/box
@@ -107,7 +107,7 @@ def installed(host: Release) -> Iterator[Release]:
     assert "set CH_RUN_CDI_DIRS=/etc/charliecloud/cdi" in done.stdout
     yield host
     host.namespace.run(host.installation.command, "uninstall").ok()
-    # Folders' times have changed, and ldconfig was run.
+    # The times of these folders have changed, and ldconfig was run.
     cache = "/etc/ld.so.cache"
     folders = ("/etc ", "/etc/profile.d ")
     left = [
@@ -122,7 +122,7 @@ def test_install_sets_the_spec_folder_for_users(installed: Release, driver: Driv
     done = shell(installed, words).ok()
     assert done.stdout.splitlines() == lines_of_nvidia_smi(driver.gpus)
     elsewhere = shell(installed, "CH_RUN_CDI_DIRS=/root/other; . /etc/profile; env").ok()
-    assert "CH_RUN_CDI_DIRS=/root/other\n" in elsewhere.stdout  # a user's own word counts more
+    assert "CH_RUN_CDI_DIRS=/root/other\n" in elsewhere.stdout  # a user's setting has priority
     again = installed.namespace.run(
         installed.installation.command, "install", "--engine=charliecloud"
     )
@@ -144,6 +144,6 @@ def test_watch_rewrites_the_specs(installed: Release, driver: Driver) -> None:
         assert installed.namespace.run(*says).stdout == "0\n"
     finally:
         installed.namespace.run("mv", "/opt/away", here).ok()
-        installed.namespace.run("ldconfig").ok()  # as whoever installs a driver does
+        installed.namespace.run("ldconfig").ok()  # as the installer of a driver does
         installed.namespace.run("timeout", "5", *watch)
     assert installed.namespace.run(*says).ok()

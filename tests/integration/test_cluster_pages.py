@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`((?:kubectl|helm) [^`]+)`")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _NAMED = re.compile(r"^# ([a-z-]+\.(?:yaml|toml))$", re.MULTILINE)
-# Words of a command line that stand for the reader's own.
+# Words of a command line that the reader replaces.
 _PLACEHOLDER = re.compile(r"[A-Z]+")
 KINDS = {
     "daemonset": "DaemonSet", "ds": "DaemonSet", "deployment": "Deployment",
@@ -89,7 +89,7 @@ def check_kubectl(words: list[str]) -> None:
     verb, *rest = positional(mine)[1:]
     folder = option(mine, "-k")
     if folder is not None:
-        # The namespace goes with it, and all that is in it.
+        # Deleting another folder would delete the namespace and everything in it.
         assert verb != "delete" or os.path.basename(folder) in ("remove", "dra"), folder
         assert (REPOSITORY / folder / "kustomization.yaml").is_file(), folder
         render(os.path.relpath(REPOSITORY / folder, MANIFESTS))
@@ -154,7 +154,7 @@ def check_helm(words: list[str]) -> None:
         [chart] = charts
         sets = [f"--set={value}" for value in _values(words, "--set")]
         made = run([fetch(), "template", "gpuhook", REPOSITORY / chart, *sets])
-        # The reader names a registry, or says that nodes have the image.
+        # The reader must name a registry, or state that the nodes have the image.
         assert made.status == 0 or "no registry has localhost/gpuhook" in made.stderr, made
     else:
         assert (verb, charts) in (("uninstall", []), ("test", []))

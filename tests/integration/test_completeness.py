@@ -133,7 +133,7 @@ def test_compute_without_the_uvm_node_is_refused_until_it_is_made(machine: Machi
     machine.refused(NO_UVM, ALL)
     machine.refused(NO_UVM, "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
     assert machine.started(ALL, "NVIDIA_DRIVER_CAPABILITIES=utility") == []
-    os.mknod(node, 0o20666, numbers)  # what nvidia-modprobe does
+    os.mknod(node, 0o20666, numbers)  # as nvidia-modprobe does
     assert machine.started(ALL) == []
 
 

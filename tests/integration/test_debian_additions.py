@@ -17,13 +17,13 @@ from gpuhook.tools import extensions
 from gpuhook.tools.cli import _shipped as shipped
 
 PARTS = extensions.PACKAGES
-# An addition's command that does its work on a machine with two GPUs, and what it prints.
+# A command of each addition that works on a machine with two GPUs, and what the command prints.
 WORK = {
     "cluster": (["labels"], "nvidia.com/gpu.count=2"),
     "metrics": (["stats", "--no-stream", "--format", "json"], "GPU-"),
     "hpc": (["slurm", "gres"], "Name=gpu"),
 }
-# Their commands that --help lists.
+# The additions' commands that --help lists.
 SHOWN = {name for name, row in extensions.commands().items() if row[2]}
 WANTS = "etc/systemd/system/multi-user.target.wants"
 
@@ -156,7 +156,7 @@ def with_one(bare: Debian, one_package: Path) -> Debian:
     bare.call("dpkg", "-i", "/run/one.deb")
     for unit in ("gpuhook-metrics.service", "gpuhook-device-plugin.service"):
         bare.call("systemctl", "enable", unit)
-    bare.call("dpkg", "-i", "/run/one.deb")  # which notes that they are
+    bare.call("dpkg", "-i", "/run/one.deb")  # this upgrade records that the units are enabled
     return bare
 
 

@@ -38,7 +38,8 @@ from harness.prefork import ONE
 
 from gpuhook import __version__
 
-# A library of an addition, as it is imported -> its package, and the one that needs it.
+# A module that an addition imports -> the module's package, the addition, and the kind of their
+# dependency.
 OF_ADDITIONS = {
     "bcrypt": ("python3-bcrypt", "gpuhook-metrics", "Suggests"),
     "google": ("python3-protobuf", "gpuhook-kubernetes", "Depends"),
@@ -191,7 +192,7 @@ def test_a_purge_leaves_no_files(bare: Debian) -> None:
     bare.call("gpuhook", "--help")
     assert "usr/bin/gpu-py" in bare.changed()
     bare.call("dpkg", "-r", "gpuhook")
-    settings = {"etc/gpuhook", "etc/gpuhook/config.toml"}  # as a conffile would
+    settings = {"etc/gpuhook", "etc/gpuhook/config.toml"}  # kept until a purge, like a conffile
     assert "etc/gpuhook/config.toml" in bare.changed()
     assert bare.changed() - settings == before
     bare.call("dpkg", "-P", "gpuhook")
@@ -243,7 +244,7 @@ def test_the_units_are_well_formed_and_enabled_where_that_is_safe(debian: Debian
     expected = ["gpuhook-cdi-refresh.path", "gpuhook-cdi-refresh.service", "gpuhook-watch.service"]
     assert sorted(path.name for path in enabled.glob("gpuhook-*")) == expected
     for name in names:
-        # Debian 12's tool says /lib, Debian 13's /usr/lib.
+        # The tool of Debian 12 links to /lib, that of Debian 13 to /usr/lib.
         place = str((enabled / name).readlink()) if name in expected else ""
         assert place.removeprefix("/usr") in ("", f"/lib/systemd/system/{name}")
         verified = debian.call("systemd-analyze", "verify", "--man=no", name)
@@ -277,7 +278,7 @@ def test_no_upgrade_asks_about_the_configuration(
         bare.call("gpuhook", "config", "set", "disable-require=true")
     text = config.read_text()
     assert ("\ndisable-require = true" in text) == edited
-    bare.call("dpkg", "-i", "/gpuhook.deb")  # without a terminal
+    bare.call("dpkg", "-i", "/gpuhook.deb")  # dpkg has no terminal here
     assert config.read_text() == text
     shown = bare.call("gpuhook", "config", "show").stdout
     assert f"disable-require = {str(edited).lower()}\n" in shown
@@ -391,7 +392,7 @@ def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
     inside = ["chroot", str(debian.root)]
     argv = [*ALONE, *inside, "dockerd", *options]
     log = debian.upper.parent / "log"
-    env = {"DOCKER_RAMDISK": "yes"}  # in a chroot runc can't pivot_root
+    env = {"DOCKER_RAMDISK": "yes"}  # runc can't pivot_root in a chroot
     try:
         with daemon(
             argv, log, lambda: run([*inside, "docker", "info"]).status == 0, env
@@ -404,7 +405,7 @@ def dockerd(debian: Debian, busybox: Path) -> Iterator[Docker]:
                 yield docker
             finally:
                 program = debian.root / "usr/bin/gpu-py"
-                if not program.exists():  # where the test fails, containers may still need it
+                if not program.exists():  # if the test fails, containers may still need it
                     program.symlink_to("/usr/sbin/runc")
                 containers = docker.call("ps", "--all", "--quiet").split()
                 run([*inside, "docker", "rm", "--force", *containers])

@@ -25,7 +25,7 @@ from gpuhook.core.cdi import apply, folders
 
 TABLES = declared_vendors.tables()
 GROUP = 1234
-# The page's own example, and everything that a table can say.
+# The page's own example, and every setting that a table can have.
 MAKER = (
     TABLES["maker"]
     + """\
@@ -136,7 +136,7 @@ def test_nodes_of_devices_not_requested_cannot_be_opened(
     bundle.command(*vendors.make_and_open(machine.devices, paths))
     given = machine.nodes(1)
     expected = {path: "ENXIO" if path in given else "EPERM" for path in paths}
-    for _ in range(2):  # by Python, and once the launcher knows the configuration
+    for _ in range(2):  # Python answers first, then the launcher, which knows the settings by now
         assert vendors.opened(machine.devices.started(bundle, config), paths) == expected
         bundle.call("rm", "-f", *(bundle.root / f"by-hand-{n}" for n in range(len(paths)))).ok()
 

@@ -10,15 +10,16 @@ from harness.images import REPOSITORY
 from harness.installation import Installation
 from harness.namespaces import HOLD, Namespace, held
 
-SOCKET = "/run/containerd/containerd.sock"  # where dockerd looks for one
-# This clone may be below /tmp, and stays there.
+SOCKET = "/run/containerd/containerd.sock"  # where dockerd looks for a containerd
+# This clone may be below /tmp, so the clone is mounted again on top of the new /tmp.
 MACHINE = (
     f"cd '{REPOSITORY}' && mount -t tmpfs -o mode=755 tmpfs /run && "
     "mount -t tmpfs -o mode=1777,nodev tmpfs /tmp && mkdir /run/containerd && "
     f"mkdir -p '{REPOSITORY}' && mount --no-canonicalize --bind . '{REPOSITORY}' && {HOLD}"
 )
 
-# As one that dockerd finds too slow: it is told to write down what it does, into its TMPDIR.
+# Acts like a containerd that dockerd finds too slow: a signal makes containerd write down its
+# state into its TMPDIR.
 SLOW = """#!/bin/sh
 (sleep 1 && kill -USR1 $$) &
 PATH=${PATH#*:} exec containerd "$@"
@@ -41,7 +42,7 @@ def ctr(machine: Namespace) -> Result:
 
 
 def test_demo_leaves_the_machine_alone(machine: Namespace, installation: Installation) -> None:
-    assert installation.command.exists()  # the demo finds the same one
+    assert installation.command.exists()  # the demo uses the same installation
     slow = ("install", "-D", "--mode=755", "/dev/stdin", "/tmp/slow/containerd")
     machine.run(*slow, stdin=SLOW.encode()).ok()
     env = {"TMPDIR": "/tmp", "PATH": f"/tmp/slow:{os.environ['PATH']}"}

@@ -106,7 +106,7 @@ def test_changed_settings_restart_the_plugin(node: Node) -> None:
         try:
             wait_until(lambda: node.kubelet.allocatable(GPUS) == 8, "it serves", shown=node.said)
             settings.write_text(f'{before}[gpuhook.mps]\ndevices = "0,1"\n')
-            # No document makes a container a client of MPS.
+            # No CDI spec can make a container a client of MPS.
             wait_until(lambda: node.kubelet.allocatable(GPUS) == 6, "two less", shown=node.said)
             assert "config.toml has changed: starting again" in node.said()
             settings.write_text("[gpuhook\n")

@@ -201,7 +201,7 @@ def test_a_pod_without_granted_gpus_gets_none(
     with plugin(place, installation, machine, ("volume-mounts",)) as kubelet:
         answers = kubelet.admit("one", {GPU: 1})
         with cri.pod("gpu-py", "one") as one, cri.pod("gpu-py", "none") as none:
-            answers["envs"]["NVIDIA_VISIBLE_DEVICES"] = "all"  # the pod's own counts
+            answers["envs"]["NVIDIA_VISIBLE_DEVICES"] = "all"  # the pod's own value has priority
             container = start(one, DEBIAN, answers)
             words = ("sleep", "1000")
             without = none.start(DEBIAN, *words, env=["NVIDIA_VISIBLE_DEVICES=all"])
@@ -209,7 +209,7 @@ def test_a_pod_without_granted_gpus_gets_none(
             check(container, machine, granted(answers, machine))
 
 
-# Other vendors' devices: a vendor, its variable and a resource of its.
+# Devices of other vendors: a vendor, its variable and one of its resources.
 OTHERS = [
     *(
         (name, next(iter(registry.BUILT_IN[name].VARIABLES)), sample.claim.resource)
@@ -335,7 +335,7 @@ def test_a_driver_update_leaves_running_pods_and_applies_to_new_containers(
         if strategy == ("mounts",):
             wait_for_folder(machine, NEW)
         assert seen_by(container) == expected(gpus, OLD)
-        # The next container of this pod gets what stands in the kubelet's checkpoint.
+        # The pod's next container gets the devices in the kubelet's checkpoint.
         again = admitted_again(kubelet)
         assert again == answers
         check(start(pod, DEBIAN, again, SETTINGS, attempt=1), machine, gpus, NEW)

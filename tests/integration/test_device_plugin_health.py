@@ -29,7 +29,7 @@ def test_a_fatal_xid_makes_one_gpu_unhealthy_until_it_recovers(node: Node) -> No
     node.simulate("--xid=79", "--gpu=3")
     node.healthy(3, 4)
     assert node.unhealthy() == {driver.gpus[3].uuid}
-    node.healthy(4, 4)  # quiet for long enough, and it answers
+    node.healthy(4, 4)  # no events for long enough, and the GPU answers
     assert node.said(f"{driver.gpus[3].uuid} is healthy again")
     assert node.stop() == 0
 
@@ -56,7 +56,7 @@ def test_an_xid_of_a_mig_device_makes_only_it_unhealthy(node: Node) -> None:
     node.healthy(1, 2, small)
     assert node.unhealthy(small) == {device}
     node.healthy(1, 1, large)
-    node.simulate("--xid=48", "--gpu=0")  # of the whole GPU
+    node.simulate("--xid=48", "--gpu=0")  # an error of the whole GPU
     node.healthy(0, 2, small)
     node.healthy(0, 1, large)
     node.healthy(1, 1)
@@ -70,7 +70,7 @@ def test_a_lost_gpu_is_unhealthy_until_it_returns(node: Node) -> None:
     node.simulate("--lost=1")
     node.healthy(3, 4)
     assert node.unhealthy() == {driver.gpus[1].uuid}
-    node.simulate("--xid=79", "--gpu=2")  # the others are listened to all the same
+    node.simulate("--xid=79", "--gpu=2")  # events of the other GPUs still arrive
     node.healthy(2, 4)
     node.healthy(3, 4)
     answers = node.kubelet.admit("pod", {GPUS: 3})
@@ -115,7 +115,7 @@ def test_a_driver_without_events_is_logged_once_and_not_kept_open(node: Node) ->
     open_files = [os.readlink(each) for each in Path(f"/proc/{child}/fd").iterdir()]
     assert not [each for each in open_files if "nvidia" in each or "inotify" in each]
     assert node.stop() == 0
-    assert node.log.read_text().count("Not Supported") == 2  # one line on both
+    assert node.log.read_text().count("Not Supported") == 2  # one line names both GPUs
 
 
 def test_a_gpu_lost_before_the_start_is_unhealthy(node: Node) -> None:

@@ -23,7 +23,7 @@ def test_a_killed_server_is_replaced(node: Node) -> None:
     node.start()
     node.healthy(2, 2)
     os.kill(node.child("gpuhook-server"), signal.SIGKILL)
-    node.healthy(0, 2)  # the kubelet's stream has ended
+    node.healthy(0, 2)  # the kubelet's stream ended with the server
     node.healthy(2, 2)
 
 
@@ -38,7 +38,7 @@ def test_an_unloaded_driver_withdraws_gpus_until_it_is_loaded_again(node: Node) 
     node.healthy(0, 0)
     node.until(lambda: "gpuhook-events" not in children(node.pid), "the driver is let go of")
     node.simulate("--gpus=2")
-    node.healthy(2, 2)  # a new driver has no old trouble
+    node.healthy(2, 2)  # errors of the earlier driver don't count for a new one
     node.hears()
     node.simulate("--xid=79", "--gpu=1")
     node.healthy(1, 2)

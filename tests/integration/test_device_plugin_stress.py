@@ -13,7 +13,7 @@ from plugin_server import PluginServer, gpus
 
 GPU, AMD = "nvidia.com/gpu", "amd.com/gpu"
 RESTARTS, CHANGES, BREAKS = 200, 10_000, 50
-GROWTH_KIB = 1024  # from the middle of a run to its end; a leak of 6 KiB at each restart shows
+GROWTH_KIB = 1024  # from the middle of a run to its end; a leak of 6 KiB per restart exceeds it
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ class Size:
     def check(self) -> None:
         """Fail if the process has grown since then."""
         assert self._server.memory() - self.memory < GROWTH_KIB
-        # A connection that has just ended, or one that begins, may be among them.
+        # A connection that has just ended or started may add a few descriptors.
         assert abs(self._server.descriptors() - self.descriptors) <= 4
         assert self._server.threads() <= self.threads + 2
 
@@ -121,7 +121,7 @@ def test_broken_streams_lose_no_device_and_no_memory(
             kubelet.admit("pod", {GPU: 1})
             kubelet.remove("pod")
         except (AdmissionError, grpc.RpcError):
-            pass  # as a pod that came at such a moment
+            pass  # a pod that comes at such a moment also fails
         kubelet.wait_for(AMD, healthy=2)
         kubelet.wait_for(GPU, healthy=7, capacity=8)
     assert size is not None
@@ -148,6 +148,6 @@ def test_an_idle_server_uses_little_memory_and_processor_time(
     time.sleep(1)
     before = server.processor_time()
     time.sleep(5)
-    # Seconds. 0.2 % of a core would be 10 ms, on a machine that is quiet; a busy loop 5 s.
+    # In seconds. On a quiet host, 0.2 % of a core would be 10 ms; a busy loop would be 5 s.
     assert server.processor_time() - before < 0.1
     assert server.memory() < 32 << 10  # KiB

@@ -28,8 +28,8 @@ NVIDIA = "resource.nvidia.com/v1beta1"
 GPU = "nvidia.com/gpu"
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3
 SHORT, LONG = 1, 3
-MOST = 80  # changes of files for one claim, far more than there are
-# What the administrator has set by hand on GPU 0.
+MOST = 80  # limit of file changes for one claim, far above the real number
+# Settings that the administrator has made by hand on GPU 0.
 MODES, SLICES = {0: EXCLUSIVE_PROCESS}, {0: SHORT}
 
 
@@ -143,13 +143,13 @@ def test_a_refused_claim_changes_no_setting(node: Node, driver: Driver) -> None:
         claim = node.claim("n", result(gpu(driver, 0)), result(gpu(driver, 1)), config=[sliced()])
         node_path.rename(kept)
         try:
-            answer = ask(node, claim)  # the second where the service has noticed it before
+            answer = ask(node, claim)  # the second message if the service has noticed it before
             assert "doesn't report the compute mode" in answer or "isn't here" in answer
         finally:
             kept.rename(node_path)
         assert state(driver) == (MODES, SLICES)
     for path in driver.root.glob("usr/lib/*/libcuda.so*"):
-        path.unlink()  # of a driver that is there in part no document can be made
+        path.unlink()  # gpuhook can't make a CDI spec for an incomplete driver
     claim = node.claim("part", result(gpu(driver, 0)), config=[sliced("Long")])
     with node.service():
         assert "asks for compute" in ask(node, claim)
@@ -216,7 +216,7 @@ def test_settings_are_restored_after_a_killed_service_restarts(node: Node, drive
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     with node.service():
-        assert ask(node, first) == ""  # again, which changes nothing
+        assert ask(node, first) == ""  # prepared again, which changes nothing
         assert state(driver) == ({1: EXCLUSIVE_PROCESS}, {0: LONG})
         assert node.kubelet.unprepare(GPU_DRIVER, second) == {second.uid: ""}
         assert state(driver) == ({}, {0: LONG})
@@ -307,7 +307,7 @@ def mps(node: Node, verb: str, devices: str = "0", *options: str | Path) -> Resu
     own = node.config.with_name("mps.toml")
     own.write_text(f'{node.config.read_text()}[gpuhook.mps]\ndevices = "{devices}"\n')
     env = {"GPUHOOK_CONFIG": str(own)}
-    program = GPUHOOK if options else (node.installation.command,)  # gRPC is not installed there
+    program = GPUHOOK if options else (node.installation.command,)  # the program there lacks gRPC
     return run([*program, "mps", verb, *options], env=env)
 
 
@@ -345,7 +345,7 @@ def test_mps_and_claims_refuse_each_others_gpus(node: Node, driver: Driver) -> N
             assert state(driver) == ({0: EXCLUSIVE_PROCESS}, SLICES), name
         assert ask(node, other) == ""
         assert "GPU 1 is claim ns/other's" in mps(node, "start", "0,1").stderr
-        assert len(daemons(driver)) == 1  # the one that serves goes on
+        assert len(daemons(driver)) == 1  # the serving daemon continues to run
         assert values(driver, "compute") == {0: EXCLUSIVE_PROCESS}
         mps(node, "stop").ok()
         assert values(driver, "compute") == {}

@@ -27,11 +27,12 @@ from harness.namespaces import Namespace
 from harness.snapshot import nothing_left
 
 DEBIANS = pytest.mark.parametrize("root", distributions.DEBIANS, indirect=True)
-# The root with /usr/lib64 has Debian's loader, which only a cache or ld.so.conf leads there.
+# The root with /usr/lib64 has Debian's loader, which searches that folder only because of a cache
+# or ld.so.conf.
 GLIBC = pytest.mark.parametrize("root", [*distributions.DEBIANS, "lib64"], indirect=True)
 EVERYTHING = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
 OLDER = "535.309.01"
-# ldconfig makes no such link and enters no such name.
+# ldconfig doesn't create this link, and doesn't enter this name in the cache.
 NOT_LDCONFIGS = "libGLX_indirect.so.0"
 
 Start = Callable[[Path], AbstractContextManager[Bundle]]
@@ -80,12 +81,12 @@ def rebuild_cache(root: Path, operations: list[Operation]) -> None:
         if ".so." not in place.name:
             continue
         if op["kind"] == "bind":
-            place.unlink(missing_ok=True)  # the mount points are names of one file
+            place.unlink(missing_ok=True)  # the mount points are hard links to one file
             shutil.copy(op["source"], place)
         elif op["kind"] == "symlink" and place.name != NOT_LDCONFIGS:
             place.unlink()
     (root / CACHE).unlink()
-    for _ in range(2):  # it sees links to links that it made the second time
+    for _ in range(2):  # the second run sees links to links that the first made
         run(["ldconfig", "-r", root]).ok()
 
 
@@ -244,8 +245,8 @@ def test_a_musl_image_loads_usable_libraries_without_a_cache(
         hosts = hosts_libraries(operations)
         done = gpuhook.run(bundle, "dlprobe", *hosts)
         assert not (bundle.root / CACHE).exists()
-    # libcuda wants glibc's own loader beside it, which images have with Alpine's gcompat; that
-    # is what the loader complains of, so it had found the library.
+    # libcuda needs glibc's own loader, which images have with Alpine's gcompat. The loader reports
+    # that this is missing, so it has found the library.
     unusable = [name for name in hosts if name.startswith("libcuda.so")]
     loaded = {name: hosts[name] for name in hosts if name not in unusable}
     found = probed(done.stdout.splitlines())

@@ -21,7 +21,7 @@ def engine(request: pytest.FixtureRequest, name: str) -> Docker:
     return found
 
 
-MEMORY = "--memory=64m"  # the one that cgroups know
+MEMORY = "--memory=64m"  # the only one of these options that cgroups know
 OPTIONS = (
     "--read-only", "--cap-drop=ALL --cap-add=MKNOD", "--security-opt=no-new-privileges",
     "--security-opt=seccomp=unconfined", "--ipc=host", "--pid=host", "--network=host",

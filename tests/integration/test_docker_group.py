@@ -19,10 +19,10 @@ from harness.installation import Installation, harden, write_config
 from harness.namespaces import Namespace, privileged_options
 from harness.strangers import AS_STRANGER, UID
 
-GROUP = 65432  # that dockerd gives its socket to
+GROUP = 65432  # the group to which dockerd gives its socket
 IN_GROUP = ("setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={GROUP}")
 ASKED = "NVIDIA_VISIBLE_DEVICES=2"
-PATIENCE = 1.0  # seconds that a daemon may cost: half of it for what runs, half for names
+PATIENCE = 1.0  # seconds that a daemon may add: half to list what runs, half to look up names
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def docker(
     configs: dict[str, Path],
 ) -> Iterator[Docker]:
     runtimes = {"gpu-py": installation.runtime}
-    hooks = workspace / "docker-group-hooks"  # by NVIDIA's name, which --gpus looks for
+    hooks = workspace / "docker-group-hooks"  # has NVIDIA's name, which --gpus looks for
     hooks.mkdir()
     (hooks / "nvidia-container-runtime-hook").symlink_to(installation.hook)
     env = {"GPUHOOK_CONFIG": str(configs["runc"]), "PATH": f"{hooks}:{os.environ['PATH']}"}
@@ -125,7 +125,7 @@ def test_settings_refuse_the_environment_of_an_unprivileged_container(
     docker: Docker, reachable: Path, workspace: Path, driver: Driver, more: list[str], indices: Any
 ) -> None:
     """The list applies today's settings, as gpu-py would; earlier settings are unknown."""
-    folder = workspace / f"hardened-{len(more)}"  # which everybody may enter
+    folder = workspace / f"hardened-{len(more)}"  # every user may enter this folder
     hardened = harden(write_config(folder, driver.root, ["runc"]))
     options = ["--runtime=gpu-py", "-e", "NVIDIA_VISIBLE_DEVICES=6", *more]
     with running(docker, "hardened", *options) as container:

@@ -21,10 +21,10 @@ from harness.installation import Installation, write_config
 from harness.strangers import AS_STRANGER, UID
 
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-# The session has an /etc of its own; in these folders a test may write what it likes.
+# The session has an /etc of its own, so a test may write anything in these folders.
 PLACES = ("/etc/docker", "/etc/containerd", "/etc/containers/containers.conf.d")
 PODMAN = "/etc/containers/containers.conf.d/gpu.conf"
-# A root's containerd that has run since before its file was written.
+# Act as a containerd of root that was started before its file was written.
 CONTAINERD = """
 cp /bin/sh "$0/containerd" && mkfifo "$0/never" && exec 3<>"$0/never"
 "$0/containerd" -c 'echo started; read -r _' --config /etc/containerd/config.toml <&3 >"$0/said" &
@@ -32,7 +32,7 @@ until [ -s "$0/said" ]; do sleep 0.02; done
 touch -d '+1 hour' /etc/containerd/config.toml
 "$@"
 """
-# NVIDIA's own file as its toolkit 1.18 writes it, with the line for the driver's root in use.
+# NVIDIA's own file as its toolkit 1.18 writes it, but with the line of the driver's root enabled.
 NVIDIAS = """
 #accept-nvidia-visible-devices-as-volume-mounts = false
 #accept-nvidia-visible-devices-envvar-when-unprivileged = true
@@ -196,7 +196,7 @@ def test_a_missing_driver_is_the_only_failure(machine: Machine) -> None:
     machine.register_podman()
     version = machine.folder / "none/proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
-    version.write_text("")  # on a machine with a driver, this one counts
+    version.write_text("")  # gpuhook reads this one, even if the host has a driver
     machine.config = write_config(machine.folder / "none-config", machine.folder / "none", ["runc"])
     assert machine.doctor().verdict == (2, ["driver-loaded"])
 
@@ -326,7 +326,7 @@ def _on_terminal(machine: Machine, **environment: str) -> str:
                 while piece := os.read(ours, 1 << 16):
                     written += piece
             except OSError:
-                pass  # a terminal whose other end is closed
+                pass  # the other end of the terminal is closed
         return written.decode()
     finally:
         os.close(ours)

@@ -19,7 +19,7 @@ from harness.installation import Installation
 from harness.podman import Podman
 from harness.prefork import ONE
 
-NUMBERS = {"acme0": (1, 7), "acme1": (1, 5)}  # those of full and zero, which can be opened
+NUMBERS = {"acme0": (1, 7), "acme1": (1, 5)}  # of /dev/full and /dev/zero, which can be opened
 TABLE = """
 [[gpuhook.vendors]]
 name = "acme"

@@ -115,7 +115,7 @@ def test_existing_mig_devices_are_published_with_their_slots(
     profile = 'device.attributes["gpu.nvidia.com"].profile == "1g.10gb"'
     memory = 'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("9Gi")) > 0'
     assert len(chosen(slices, f'{TYPE}"mig" && {profile} && {memory}')) == 2
-    # Nothing of the GPU is used twice.
+    # No part of the GPU is used twice.
     used = [*consumers(slices).values()]
     slots = [name for each in used for name in _slots(each)]
     assert len(slots) == len({*slots}) == 6
@@ -142,14 +142,15 @@ def test_all_possible_mig_devices_are_published_with_dynamic_mig(
     migs = chosen(slices, f'{TYPE}"mig"')
     assert [name for name in migs if name.startswith(third)] == [f"{third}-mig-1g10gb-19-0"]
     used = consumers(slices)
-    # The whole GPU leaves nothing for any part, and no part leaves the whole GPU.
+    # If the whole GPU is allocated, no part of it is free. If a part is allocated, the whole GPU
+    # isn't free.
     whole = used[first]
     parts = {name: used[name] for name in migs if name.startswith(first)}
     assert len(parts) == 25
     for name, part in parts.items():
         assert any(count for key, count in part.items() if key.startswith("memory-slice-")), name
         assert all(count <= whole[key] for key, count in part.items())
-    # 3g.40gb at 0 and at 4 go together, and 4g.40gb at 0 with the first doesn't.
+    # 3g.40gb at 0 and 3g.40gb at 4 don't overlap. 4g.40gb at 0 overlaps with the first.
     halves = [parts[f"{first}-mig-3g40gb-9-{start}"] for start in (0, 4)]
     assert not {*_slots(halves[0])} & {*_slots(halves[1])}
     assert {*_slots(halves[0])} & {*_slots(parts[f"{first}-mig-4g40gb-5-0"])}

@@ -72,7 +72,7 @@ def test_claims_and_device_plugin_never_share_a_device(
             assert f"to a pod as {GPU}" in asked(node, whole)
             kubelet.given.clear()
             assert asked(node, whole) == ""
-        # What it gave away is remembered however often it was killed; a new boot forgets it.
+        # The service remembers what it allocated however often it is killed. A new boot forgets it.
         with pytest.raises(AdmissionError, match="claim ns/whole "):
             _admit(plugin, "two", driver.gpus[0].uuid)
 

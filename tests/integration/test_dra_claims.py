@@ -23,7 +23,7 @@ from gpuhook.cluster.dra.probe import probe
 from gpuhook.cluster.dra.work import TIMEOUT
 
 PREFIX = "k8s.gpu.nvidia.com/claim="
-SHORT = 8  # seconds for a claim's work, instead of those that a kubelet waits for
+SHORT = 8  # seconds for a claim's work, instead of the time that a kubelet waits
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_claim_is_prepared_and_unprepared(node: Node, driver: Driver) -> None:
         ]
         first, second = prepared(node, claim)
         assert (first.requests, first.pool, first.name) == (["gpu"], "n1", gpu(driver, 1))
-        assert second.requests == ["other"]  # without its subrequest
+        assert second.requests == ["other"]  # the request, without its subrequest
         assert first.cdi == [f"{PREFIX}{claim.uid}-{gpu(driver, 1)}"]
         document = node.document(claim)
         minors = [driver.gpus[number].minor for number in (1, 2)]
@@ -132,7 +132,7 @@ def test_a_device_is_never_given_to_two_claims(node: Node, driver: Driver) -> No
         assert "is claim ns/first's" in refused(node, second)
         assert prepared(node, admin)
         node.kubelet.unprepare(GPU_DRIVER, first)
-        assert prepared(node, second)  # who only looks doesn't hold it
+        assert prepared(node, second)  # admin access doesn't hold the device
         assert "is claim ns/second's" in refused(node, first)
 
 
@@ -158,7 +158,7 @@ def test_a_claim_survives_kill_restart_and_a_wiped_folder(node: Node, driver: Dr
     with node.service() as process:
         answer = prepared(node, claim)
         _kill(process)
-    node.forget(claim)  # the API isn't asked for what was prepared
+    node.forget(claim)  # the service doesn't ask the API about a prepared claim
     with node.service():
         assert prepared(node, claim) == answer
         node.kubelet.wipe()
@@ -204,11 +204,11 @@ def test_records_of_an_earlier_boot_are_removed_and_damaged_ones_handled(
     record = node.written()[0]
     text = record.read_text()
     record.write_text(text[:50])
-    with node.service():  # its containers may run: nothing of it goes
+    with node.service():  # its containers may still run, so nothing is removed
         assert "can't be read, which records the owner of devices" in refused(node, claim)
         assert node.document(other)
         assert record.exists()
-        assert prepared(node, other)  # by what the API server says it is whole again
+        assert prepared(node, other)  # the service repairs the record from the API server
         record.write_text(text[:50])
         assert node.kubelet.unprepare(GPU_DRIVER, other) == {other.uid: ""}
         assert node.left() == []
@@ -229,7 +229,7 @@ def test_a_prepared_claim_keeps_its_device_until_unprepared(node: Node, driver: 
     with node.service():
         answer = prepared(node, claim)
         for results in ([], [result(gpu(driver, 1))], [result("gpu-gone")]):
-            shutil.rmtree(node.cdi)  # tmpfs that is gone, or a hand that was too quick
+            shutil.rmtree(node.cdi)  # a tmpfs was lost, or a user removed too much
             node.cdi.mkdir()
             node.claim("a", *results, uid=claim.uid)
             refused(node, claim)
@@ -237,7 +237,7 @@ def test_a_prepared_claim_keeps_its_device_until_unprepared(node: Node, driver: 
         node.claim("a", result(gpu(driver, 0)), uid=claim.uid)
         assert prepared(node, claim) == answer
         assert node.document(claim)
-    node.cdi.rename(node.folder / "old")  # engines were told another folder, and we are
+    node.cdi.rename(node.folder / "old")  # as if engines and gpuhook now used another folder
     node.cdi.mkdir()
     with node.service():
         assert prepared(node, claim) == answer
@@ -344,7 +344,8 @@ def test_abandoned_claims_do_not_delay_other_claims(node: Node, driver: Driver) 
     with node.service(limit=SHORT):
         found = node.kubelet.prepare(GPU_DRIVER, *hanging, good)
         assert all(isinstance(found[each.uid], str) for each in hanging), found
-        # In the time of one, two times sixteen are worked on at most; the others are answered then.
+        # Within one claim's time limit, the service works on two times sixteen claims at
+        # most. Then it answers the others.
         assert sum("Work on other claims" in str(each) for each in found.values()) >= 3, found
         assert prepared(node, good)
 
@@ -411,21 +412,21 @@ def test_devices_of_a_gone_claim_are_freed_after_a_delay(
         [device] = prepared(node, gone)
         kind, _, name = device.cdi[0].partition("=")
         with PodResources(pods):
-            _refuse(node, other, since=False)  # the cluster has the claim
+            _refuse(node, other, since=False)  # the cluster still has the claim
         go(node, gone)
-        _refuse(node, other, since=False)  # the kubelet doesn't say
+        _refuse(node, other, since=False)  # the kubelet doesn't answer
         with PodResources(pods, ("ns", "pod", "main", kind, (name,))) as kubelet:
-            _refuse(node, other, since=False)  # a pod has it
+            _refuse(node, other, since=False)  # a pod still has the device
             kubelet.given.clear()
             _refuse(node, other, since=True)
-            _refuse(node, other, since=True)  # it is so only now
+            _refuse(node, other, since=True)  # it became known only now
             _grow_old(node, gone)
             kubelet.given.append(("ns", "pod", "main", kind, (name,)))
             _refuse(node, other, since=False)
             kubelet.given.clear()
             _refuse(node, other, since=True)
             _grow_old(node, gone)
-            node.claim("gone", uid=gone.uid, away=True)  # the API server is
+            node.claim("gone", uid=gone.uid, away=True)  # the API server doesn't answer
             _refuse(node, other, since=False)
             go(node, gone)
             _refuse(node, other, since=True)
@@ -484,7 +485,7 @@ def test_a_gone_claim_is_unprepared_without_another_request(node: Node, driver: 
             node.forget(gone)
             assert "delete every pod of the namespace ns from it" in refused(node, own)
         kubelet.given.clear()
-        with node.service(options=options):  # which looks at once, and then every ten minutes
+        with node.service(options=options):  # it checks at once, and then every ten minutes
             wait_until(lambda: _is_known_to_be_gone(node), "it is known to be gone")
         _grow_old(node, gone)
         with node.service(options=options):

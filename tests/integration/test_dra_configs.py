@@ -29,7 +29,7 @@ EACH = "defaultPerDevicePinnedMemoryLimit"
 V2 = [pair for pair in runtime_layouts() if pair[1] == "v2" or host_cgroups() == "v2"]
 ONE = pytest.mark.parametrize("low_level", V2[:1], ids="-".join, indirect=True)
 EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
-# In place of nvidia-smi: NVIDIA's own sets time slices, and runs nowhere here.
+# Replaces nvidia-smi. NVIDIA's own program sets time slices, but can't run in the tests.
 SMI = """#!{shell}
 printf '%s\\n' "$*" >>{log}
 ! [ -e {log}.fails ]
@@ -175,8 +175,8 @@ def test_time_slices_follow_the_precedence_of_configurations(
         shutil.copy("/bin/busybox", driver.root / shell[1:])
     uuids = [each.uuid for each in driver.gpus]
     configs = [
-        config(sliced("Long"), source="FromClaim"),  # beats the class, which stands after it
-        config(sliced("Medium"), "b/big", source="FromClaim"),  # of one subrequest, and later
+        config(sliced("Long"), source="FromClaim"),  # has priority over the class, which is later
+        config(sliced("Medium"), "b/big", source="FromClaim"),  # for a subrequest, and later
         config(sliced("Short"), source="FromClass"),
         config({"apiVersion": NVIDIA, "kind": "MigDeviceConfig"}),  # for other devices
     ]
@@ -189,7 +189,7 @@ def test_time_slices_follow_the_precedence_of_configurations(
         assert [line for line in log.read_text().splitlines() if "--set" in line] == set_to
         log.unlink()
         assert node.kubelet.unprepare(GPU_DRIVER, claim) == {claim.uid: ""}
-        # What was before can't be read of this program's output.
+        # The earlier value can't be read from this program's output.
         assert [line for line in log.read_text().splitlines() if "--set" in line] == [
             f"compute-policy -i {uuid} --set-timeslice=0" for uuid in uuids[:2]
         ]
@@ -219,7 +219,7 @@ def test_a_gpu_that_refuses_a_setting_is_usable_by_other_claims(
     """Such a GPU is older than Volta, for example; a refused setting needs no restoration."""
     wanted, words, place = REFUSING[name]
     put_smi(driver, "/bin/sh", str(driver.root / "smi"))
-    (driver.root / place).mkdir()  # a folder, which nothing is written to
+    (driver.root / place).mkdir()  # a folder, so that writing to this path fails
     claim = node.claim("a", result(gpu(driver, 0)), config=[config(wanted)])
     other = node.claim("b", result(gpu(driver, 0)))
     with node.service():
@@ -239,7 +239,7 @@ def test_a_gpu_that_refuses_a_setting_is_usable_by_other_claims(
 def test_a_mode_that_a_gpu_has_already_is_not_set(node: Node, driver: Driver) -> None:
     """Some GPUs refuse every mode, even their current one."""
     put_smi(driver, "/bin/sh", str(driver.root / "smi"))
-    (driver.root / "simulate/compute").mkdir()  # a folder, which nothing is written to
+    (driver.root / "simulate/compute").mkdir()  # a folder, so that writing to this path fails
     claim = node.claim("a", result(gpu(driver, 0)), config=[config(sliced("Long"))])
     with node.service():
         assert not isinstance(ask(node, claim), str)
@@ -308,7 +308,7 @@ def test_a_claim_gets_its_own_mps_daemon(node: Node, driver: Driver) -> None:
         assert os.path.isdir(place)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert daemons(driver) == [daemon]  # containers go on meanwhile
+    assert daemons(driver) == [daemon]  # containers keep running meanwhile
     os.kill(int(daemon), signal.SIGKILL)
     with node.service():
         wait_until(lambda: len(daemons(driver)) == 1, "it is started again")
@@ -318,7 +318,7 @@ def test_a_claim_gets_its_own_mps_daemon(node: Node, driver: Driver) -> None:
         assert modes(driver) == [0, 0, 0]
         assert not [*node.config.parent.glob("state/dra/nvidia-*")]
         mig = node.claim("m", result(_mig(node)), config=configs)
-        assert not isinstance(ask(node, mig), str)  # GpuConfig is for other devices
+        assert not isinstance(ask(node, mig), str)  # a GpuConfig doesn't apply to MIG devices
 
 
 def test_mps_memory_limits_apply_to_each_device(node: Node, driver: Driver) -> None:
@@ -459,7 +459,7 @@ def test_memory_limits_and_shares_of_claims_hold_in_containers(
     with node.service():
         [device] = ask(node, claim)
         with bundles.bundle(*place) as made:
-            env = "GPUHOOK_DEVICE_MEMORY=100%"  # a pod's own word widens nothing
+            env = "GPUHOOK_DEVICE_MEMORY=100%"  # a pod's own variable doesn't raise the limit
             assert run_claimed(node, limited(made, env), installation, *device.cdi) == EIGHT
         [one], [two] = (ask(node, each) for each in shares[:2])
         assert {one.share, two.share} == {"share-0", "share-1"}

@@ -129,7 +129,7 @@ def test_a_container_gets_exactly_the_claimed_gpus(node: Node, cri: Cri, driver:
         plain = other.start(DEBIAN, "sleep", "1000", name="plain")
         assert "nvidia" not in plain.exec("ls", "/dev").ok().stdout
     with cri.pod("", "late") as pod, pytest.raises(CriError):
-        pod.start(DEBIAN, "sleep", "1000", devices=one)  # put back: no engine knows it any more
+        pod.start(DEBIAN, "sleep", "1000", devices=one)  # released: engines no longer know it
 
 
 def test_two_claims_in_one_container_share_driver_files(

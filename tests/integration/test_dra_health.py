@@ -59,7 +59,7 @@ def test_an_xid_makes_a_device_unhealthy_until_it_recovers(
         command: list[str | Path] = [node.installation.command, "simulate", driver.root]
         run([*command, "--xid=79", "--gpu=3"]).ok()
         node.kubelet.wait_until(lambda: has(node, name, UNHEALTHY, "XID 79"), "one is unwell")
-        assert time.monotonic() - began < 25  # and not with the next look, after 30
+        assert time.monotonic() - began < 25  # the next regular check is after 30 seconds
         node.kubelet.wait_until(lambda: has(node, name, HEALTHY), "it is well again")
         run([*command, "--lost=3"]).ok()
         node.kubelet.wait_until(lambda: has(node, name, UNHEALTHY), "it is lost")
@@ -113,8 +113,8 @@ def test_an_idle_service_uses_little_processor_time(node: Node) -> None:
         woken_before, spent_before, began = woken(pids), sum(map(spent, pids)), time.monotonic()
         time.sleep(20.0)
         seconds = time.monotonic() - began
-        # Looks at the machine and at folders, the listener's beats: 17 in 20 s.
+        # Causes are checks of the host and of folders, and the listener's beats: 17 in 20 s.
         often = (woken(pids) - woken_before) / seconds
-        # Below 0.1 % of a processor where nothing else runs, and more beside other work.
+        # Below 0.1 % of a processor if nothing else runs, and more in addition to other work.
         used = (sum(map(spent, pids)) - spent_before) / seconds
         assert (often < 1.5, used < 0.02) == (True, True), (often, used)

@@ -18,7 +18,7 @@ from harness.dra import GPU_DRIVER, Node, one_node, result, slice_name
 from harness.driver import Driver, simulate
 from harness.installation import Installation
 
-MOST = 60  # changes of files for one call, far more than there are
+MOST = 60  # limit of file changes for one call, far above the real number
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_kill_at_every_point_of_prepare_and_unprepare_is_recovered(
                 check_next(node, before, devices)
             if before is not None and not before.was_killed:
                 break
-            first = 12 if was_killed_before else point  # with the record and a part of the document
+            first = 12 if was_killed_before else point  # has the record and a part of the CDI spec
             before = attempt(node, service, verb, first, devices)
         if was_killed_before:
             assert before.was_killed

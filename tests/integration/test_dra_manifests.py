@@ -83,7 +83,7 @@ def test_shipped_device_classes_match_the_vendors(
 
 # Rights -------------------------------------------------------------------------------------------
 
-# What cluster.py and keeper.py ask. Discovery and /version are open to everybody with an account.
+# Requests of cluster.py and keeper.py. Discovery and /version are open to every account.
 ASKED = {
     ("resource.k8s.io", "resourceslices"): {"list", "watch", "create", "update", "delete"},
     ("resource.k8s.io", "resourceclaims"): {"get"},
@@ -181,7 +181,7 @@ def slice_of(node: str | None, pool: str | None = None) -> Document:
 
 OWN = {"extra": {NODE: ["n1"], "authentication.kubernetes.io/pod-name": ["p"]}}
 MINE, THEIRS, ALL = slice_of("n1"), slice_of("n2"), slice_of(None)
-# operation, before, after, who asks -> whether it gets by.
+# operation, object before, object after, user's attributes, whether the request is allowed
 REQUESTS: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
     "create": ("CREATE", None, MINE, OWN, True),
     "update": ("UPDATE", MINE, MINE, OWN, True),

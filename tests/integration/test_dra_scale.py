@@ -74,7 +74,7 @@ def test_many_nodes_make_few_requests_to_the_api_server(api: ApiServer) -> None:
         node.keeper.tend()
     settle(nodes)
     start = requests(api)
-    assert start == (6, 1)  # versions twice, the node, a list, a watch, and the slice
+    assert start == (6, 1)  # requests: versions twice, the node, a list, a watch, and the slice
     took = time.monotonic() - began
     go_on(api, nodes, 60 * HOURS)
     settle(nodes)
@@ -84,7 +84,7 @@ def test_many_nodes_make_few_requests_to_the_api_server(api: ApiServer) -> None:
     for node in nodes:
         wanted(node, "xid=79")
         node.keeper.tend()
-    assert all(node.taints() for node in nodes)  # at once, whatever the others do
+    assert all(node.taints() for node in nodes)  # at once, whatever the other nodes do
     go_on(api, nodes, 5)
     for node in nodes:
         wanted(node)

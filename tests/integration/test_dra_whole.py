@@ -80,7 +80,7 @@ def test_slices_claims_and_statuses_are_published(
         usual = {"gpuhook-events", "gpuhook-server"}
         wait_until(lambda: {*children(process.pid)} == usual, "the claims' children have ended")
         pids = [process.pid, *children(process.pid).values()]
-        # 55 MiB where it shares no libraries: docs/engineering/measurements.md.
+        # It uses 55 MiB if it shares no libraries (docs/engineering/measurements.md).
         wait_until(
             lambda: memory(pids) < 60 << 20, "little memory", shown=lambda: str(memory(pids))
         )
@@ -125,7 +125,7 @@ def test_devices_shared_by_mps_are_not_published_and_claims_are_refused(
     ):
 
         def await_published(*shared: int) -> None:
-            os.kill(process.pid, signal.SIGHUP)  # or it would look half a minute later
+            os.kill(process.pid, signal.SIGHUP)  # else it would look only half a minute later
             wanted = {name for number, name in enumerate(names) if number not in shared}
             wait_until(
                 lambda: {each["name"] for each in _published(api)} == wanted, f"not {shared}"
@@ -144,7 +144,7 @@ def test_devices_shared_by_mps_are_not_published_and_claims_are_refused(
             assert "shared by MPS on this node" in ask(claims[1])
         finally:
             mps("stop")
-        assert ask(claims[1]) == ""  # it is published again within a minute
+        assert ask(claims[1]) == ""  # the GPU is published again within a minute
 
 
 def command(installation: Installation, config: Path, api: ApiServer) -> list[str | Path]:

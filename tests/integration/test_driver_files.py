@@ -18,7 +18,7 @@ FOLDER = "/usr/lib/x86_64-linux-gnu"
 GPUS = "NVIDIA_VISIBLE_DEVICES=0,2"
 ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
 
-# Those that need nothing but glibc and each other; graphics needs X11's and GLVND's too.
+# Libraries that need only glibc and each other. Graphics also needs libraries of X11 and GLVND.
 LOADABLE = [
     "libcuda.so.1",
     "libcudadebugger.so.1",
@@ -115,7 +115,7 @@ def test_loader_cache_names_every_library(
         assert entries[name] == f"{FOLDER}/{name}"
     versioned = [f"libnvidia-eglcore.so.{real_driver.version}"]
     assert [name for name in versioned if name not in entries] == []
-    # Newer Debians' ldconfig names the folder that /lib leads to.
+    # ldconfig of newer Debian releases names the folder that /lib leads to.
     assert entries["libc.so.6"].removeprefix("/usr") == "/lib/x86_64-linux-gnu/libc.so.6"
 
 

@@ -71,7 +71,7 @@ def running(bundle: Bundle, runtime: str) -> Iterator[None]:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            # The container's program may be faster than what its runtime writes down of it.
+            # The container's program may run before its runtime has recorded the container.
             wait_until(
                 lambda: bundle.namespace.run(runtime, "state", bundle.name).status == 0,
                 "the runtime knows the container",
@@ -112,7 +112,7 @@ def test_a_container_of_plain_runc_uses_the_folder_read_only(
     mount(bundle, machine, 1)
     with running(bundle, runtime):
         assert seen_by(bundle, runtime) == expected(machine, OLD, 1)
-        # The other GPU's node can be made and not opened; nothing can be changed.
+        # The other GPU's node can be made but not opened, and nothing in the folder can be changed.
         other = machine.driver.gpus[0].minor
         made = f"busybox mknod /dev/other c 195 {other}; devopen /dev/other"
         assert inside(bundle, runtime, made).stdout.split()[-1] == "EPERM"
@@ -164,10 +164,10 @@ def test_an_update_leaves_running_containers_with_the_old_driver(
         assert f"driver {NEW}" in machine.keep().ok().stdout
         assert seen_by(bundle, runtime) == expected(machine, OLD, 0, 1)
         with bundles.bundle(workspace / "bundles", roots["debian"], entered, runtime) as next_one:
-            mount(next_one, machine, 1)  # by the same path
+            mount(next_one, machine, 1)  # mounted from the same path
             with running(next_one, runtime):
                 assert seen_by(next_one, runtime) == expected(machine, NEW, 1)
-        # Not even another run takes it away while a container has it.
+        # Another run doesn't remove it either while a container has it.
         assert "unchanged" in machine.keep().ok().stdout
         [older] = machine.older
         assert place._is_mounted(older.name)
@@ -197,7 +197,7 @@ def test_files_are_copies_where_they_are_on_another_filesystem(machine: Machine)
         assert (status.st_mode, status.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
         assert "unchanged" in machine.keep(folder / "driver").ok().stdout
         machine.keep("--remove", folder / "driver").ok()
-        kept = [] if place._sees_every_process() else [".driver.gpuhook"]  # until a reboot
+        kept = [] if place._sees_every_process() else [".driver.gpuhook"]  # stays until a reboot
         assert [path.name for path in folder.iterdir()] == kept
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -214,7 +214,7 @@ def test_set_uid_bits_capabilities_and_owners_are_removed(machine: Machine) -> N
         "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced",
     )}  # fmt: skip
     programs["nvidia-smi"].chmod(0o4755)
-    one = b"\1\0\0\2" + b"\1\0\0\0" * 4  # struct vfs_cap_data: CAP_CHOWN, permitted and in force
+    one = b"\1\0\0\2" + b"\1\0\0\0" * 4  # struct vfs_cap_data: CAP_CHOWN, permitted and effective
     os.setxattr(programs["nvidia-debugdump"], "security.capability", one)
     os.chown(programs["nvidia-persistenced"], 65534, 65534)
     machine.keep().ok()
@@ -260,7 +260,7 @@ def test_json_output_reports_path_version_and_changes(machine: Machine) -> None:
     assert told()["changed"] is False
     assert told("--check")["current"] is True
     removed = told("--remove")
-    left = len(machine.older)  # a namespace of processes doesn't show who uses it
+    left = len(machine.older)  # in a PID namespace, gpuhook can't see which processes use it
     assert removed == {"path": str(machine.folder), "removed": True, "in_use": left}
     assert not machine.folder.exists()
 
@@ -358,7 +358,7 @@ def test_a_folder_another_user_puts_there_meanwhile_is_not_used(machine: Machine
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with ThreadPoolExecutor(1) as pool:
-            kept = pool.submit(machine.keep, start=True)  # has its name in /proc
+            kept = pool.submit(machine.keep, start=True)  # a started program has its name in /proc
             try:
                 wait_until(lambda: waits_for(work), "somebody waits for the lock")
                 his.rename(machine.folder)
@@ -389,7 +389,7 @@ def test_selinux_labels_are_copied_from_the_driver(machine: Machine) -> None:
     """The test checks only the labels, because nothing enforces them here."""
     labels = {"/usr": b"system_u:object_r:usr_t:s0\0", "/usr/bin/nvidia-smi": b"u:r:bin_t:s0\0"}
     program = machine.driver.path("/usr/bin/nvidia-smi")
-    program.chmod(0o4755)  # so that it is copied
+    program.chmod(0o4755)  # so that gpuhook copies the program
     for path, label in labels.items():
         os.setxattr(machine.driver.path(path), "security.selinux", label)
     machine.keep().ok()

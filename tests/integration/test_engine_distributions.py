@@ -109,7 +109,7 @@ def goes_round(machine: Machine, made: Made, config: Path, where: Path, *words: 
     assert after == dump
 
 
-# What may be in a user's template: the built-in one in every spelling, and more than that.
+# Possible templates of a user: the built-in one in every spelling, and longer ones.
 USERS = [
     '{{ template "base" . }}\n',
     '{{- template "base" . -}}',

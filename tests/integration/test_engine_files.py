@@ -89,7 +89,7 @@ def test_byte_order_marks_are_accepted_exactly_where_engines_read_them(
         done = space.run(*words)
         return said in done.stdout + done.stderr
 
-    if engine == "docker" and version.startswith("20."):  # which has no --validate
+    if engine == "docker" and version.startswith("20."):  # dockerd 20 has no --validate
         places = (f"--data-root={folder}/d", f"--exec-root={folder}/e", f"--pidfile={folder}/pid")
         start = ("dockerd", "--config-file", file, *places, f"--host=unix://{folder}/docker.sock")
         words = ("unshare", "--mount", "timeout", "5", *start, "--containerd=/nowhere")

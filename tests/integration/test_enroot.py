@@ -16,7 +16,7 @@ SMI = ("nvidia-smi", "-L")
 ASK = "NVIDIA_VISIBLE_DEVICES"
 SITES = "ENROOT_GPUHOOK_DEVICES"
 NVIDIAS = "98-nvidia.sh"
-# What NVIDIA's own hook calls, as it writes it.
+# NVIDIA's own hook calls this command, and writes it in this way.
 CONFIGURE = (
     "nvidia-container-cli --user configure --no-cgroups --ldconfig=@/sbin/ldconfig "
     '--device=1 --compute --utility --require="cuda>=9.0" "${ENROOT_ROOTFS}"'

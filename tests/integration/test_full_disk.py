@@ -10,9 +10,9 @@ from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation, write_config
 
-PAGES = 20  # more than a command needs
+PAGES = 20  # free pages; more than a command needs
 NO_SPACE = "No space left on device. Free space on its filesystem, and run this again."
-ENGINES = ("docker", "podman")  # a file that is changed, and one that is new
+ENGINES = ("docker", "podman")  # one file is changed, the other is new
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_refresh_on_a_full_disk_reports_that_nothing_was_saved(
 def test_refresh_without_room_for_a_state_folder_is_refused(
     disk: Path, installation: Installation, driver: Driver
 ) -> None:
-    run(["mount", "-o", "remount,nr_inodes=1", disk])  # or fewer than there are
+    run(["mount", "-o", "remount,nr_inodes=1", disk])  # leaves no inode for the folder
     config = write_config(disk.parent / "etc", driver.root, ["runc"])
     config.write_text(config.read_text().replace(str(disk.parent / "etc/state"), f"{disk}/state"))
     done = run([installation.command, "refresh", "--config", config]).failed()

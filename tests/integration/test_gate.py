@@ -35,7 +35,7 @@ from gpuhook.cluster.nri.asked import ContainerRequest
 
 OURS, STRANGER = "gpu-py", "stranger"
 PLAIN = image("debian")
-CUDA = image("cuda")  # its ENV says all, as CUDA's images do
+CUDA = image("cuda")  # its ENV asks for all GPUs, as in CUDA's images
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -98,7 +98,7 @@ def kubelet(node: Node) -> Iterator[Kubelet]:
 ALL = "NVIDIA_VISIBLE_DEVICES=all"
 WITHOUT = "and this node gives them only to containers of pods that gpuhook nri --gate has seen"
 TWICE = "more than once"
-# The pod's environment, and whether a runtime other than ours would read more than was given.
+# The image, and the environment of the pod.
 DOUBLED = {
     "image's and pod's": (CUDA, (ALL,)),
     "the pod's own": (PLAIN, (ALL, ALL)),
@@ -224,12 +224,13 @@ def test_a_request_of_several_megabytes_is_refused_in_time(
     many = [f"V{number}={'x' * 1000}" for number in range(size // 1000)]
     with node.plugin(*kubelet.words):
         for env in ([ALL, *many], [f"A={'y' * size}", ALL]):
-            # Newer engines don't send what is longer than 4 MiB, and refuse the container as well.
+            # Newer engines don't send messages above 4 MiB, and refuse the container as well.
             with pytest.raises(CriError, match=r"bytes|message length|larger than max"):
                 node.inside(*env, handler=handler)
         found = node.inside(ALL, command=look(), handler=handler)
         assert seen(found).gpu_minors == {gpu.minor}
-        # On a busy machine the tests' kubelet may take longer than an answer may, and that refuses.
+        # On a busy host, the tests' kubelet may exceed the time limit for an answer, and then the
+        # container is refused.
         with pytest.raises(
             CriError, match=r"hasn't allocated that to it|doesn't say which devices"
         ):

@@ -115,7 +115,8 @@ class TestGaudi(Contract):
         try:
             shown.unlink()
             shown.write_text("1:3\n")
-            # Nothing on a real machine changes so: a node's numbers are looked at, at every start.
+            # This change doesn't occur on real machines, so the test refreshes the inventory.
+            # gpuhook checks a node's numbers at every start.
             run([devices.installation.command, "refresh", "--config", config])
             said = devices.refused(bundle, config)
             assert "/dev/accel/accel4 is another device (the driver's is 1:3)" in said

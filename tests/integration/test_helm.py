@@ -34,7 +34,7 @@ from gpuhook.core import contract
 from gpuhook.tools.engines import distributions
 from gpuhook.vendors import registry
 
-# A mode of the chart -> the folder that means the same.
+# A mode of the chart -> the folder of manifests with the same meaning.
 MODES = {
     "cdi": "overlays/cdi",
     "cdi-pod": "overlays/cdi-pod",
@@ -200,7 +200,7 @@ def test_values_give_the_objects_of_the_overlay(tmp_path: Path) -> None:
     assert {"name": "crio", "mountPath": "/etc/crio"} in containers(installer)["installer"][
         "volumeMounts"
     ]
-    # With a change of a file the pods are replaced.
+    # A change of the file replaces the pods.
     changed = copy.deepcopy(values)
     changed["config"] = config.replace("ours", "theirs")
     path.write_text(yaml.safe_dump(changed))
@@ -236,17 +236,17 @@ def leaves(value: Any) -> list[str]:
 def test_every_value_is_rendered_unchanged(tmp_path: Path) -> None:
     texts: list[str] = []
     values = hostile(yaml.safe_load((CHART / "values.yaml").read_text()), texts)
-    repository = values["image"]["repository"]  # a colon there would begin a tag
+    repository = values["image"]["repository"]  # a colon in it would start a tag
     texts[texts.index(repository)] = values["image"]["repository"] = repository.replace(":", ";")
     words = {"engine": "containerd", "restart": "none", "distribution": "k3s"}
-    values["installer"].update(words)  # of a list each
+    values["installer"].update(words)  # the chart accepts only listed values here
     values["metrics"].update(enabled=True, serviceMonitor=True)
     path, found = tmp_path / "values.yaml", list[str]()
     for values["mode"] in ("runtime", "dra"):
         path.write_text(yaml.safe_dump(values))
         found += leaves(rendered(f"--values={path}"))
     missing = [text for text in texts if not any(text in each for each in found)]
-    assert len(missing) == 6  # mode, engine, restart, distribution; those of helm test
+    assert len(missing) == 6  # mode, engine, restart, distribution, and two for helm test
     assert len(texts) > 12
 
 
@@ -377,7 +377,7 @@ def test_the_uninstall_job_removes_gpuhook_from_nodes(mode: str) -> None:
     assert removed[key] == expected[key]
     pod = made["Job"]["spec"]["template"]["spec"]
     names = {each["metadata"]["name"] for each in rendered(f"--set=mode={mode}")}
-    assert pod_of(document)["serviceAccountName"] in names  # of the release that is removed
+    assert pod_of(document)["serviceAccountName"] in names  # names of the release that is removed
     assert pod["serviceAccountName"] == made["ServiceAccount"]["metadata"]["name"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert ("ClusterRole" in made) == has_runtime

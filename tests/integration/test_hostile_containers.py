@@ -144,7 +144,7 @@ def test_volumes_stay_unchanged(
     before = run(["sh", "-c", f"cd {volume}; find . | sort"]).ok().stdout
     result = bundle.start()
     after = run(["sh", "-c", f"cd {volume}; find . | sort"]).ok().stdout
-    if destination != "/dev":  # where the runtime itself makes its nodes
+    if destination != "/dev":  # the runtime itself makes its nodes in /dev
         assert after == before
     assert "nvidia" not in after
     if result.status != 0:

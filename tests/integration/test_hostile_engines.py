@@ -53,7 +53,7 @@ def test_a_volume_over_etc_is_unchanged_and_libraries_are_found(
             env=GPU,
             options=[f"--volume={volume}:/etc:{mode}"],
         )
-    # Engines themselves make mount points for hosts, hostname and resolv.conf in it.
+    # Engines themselves make mount points for hosts, hostname and resolv.conf in the volume.
     made = {name: found for name, found in contents(volume).items() if name in before}
     assert made == before
     assert not list(volume.glob("ld.so*"))
@@ -123,7 +123,7 @@ def hardened_podman(
         words = ("--config", str(config), "prestart")
         hooks = hooks_dir(tmp_path / "hooks", installation.hook, *words)
         return dataclasses.replace(podman_runtime, runtime=path_of("runc"), hooks=hooks)
-    runtime = tmp_path / "gpu-py"  # podman gives a runtime no environment of the caller's
+    runtime = tmp_path / "gpu-py"  # podman doesn't pass the caller's environment to a runtime
     runtime.write_text(f'#!/bin/sh\nGPUHOOK_CONFIG={config} exec {installation.runtime} "$@"\n')
     runtime.chmod(0o755)
     return dataclasses.replace(podman_runtime, runtime=runtime)

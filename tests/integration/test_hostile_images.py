@@ -97,7 +97,7 @@ def test_a_second_container_that_swaps_folders_changes_nothing_outside(
     bundle.environ("NVIDIA_VISIBLE_DEVICES=all")
     change_image(bundle, "rm -rf opt; mkdir opt")
     outcomes = set()
-    # The container's own programs need their libraries, so the folder swapped is another.
+    # The container's own programs need their libraries, so the test swaps another folder.
     change_image(bundle, "mkdir -p lib/firmware; mv lib/firmware opt/firmware; ")
     change_image(bundle, "ln -s ../../opt/firmware usr/lib/firmware")
     with swapping(bundle, "opt", str(victim)), nothing_left(victim, pid=bundle.namespace.pid):

@@ -33,7 +33,7 @@ LIBRARY = "libcuda.so.1.2.3"
 FOLDER = "/usr/lib/x86_64-linux-gnu"
 FIRMWARE = "/lib/firmware/nvidia/1.2.3/gsp.bin"
 
-# Every place that an injection reaches: itself, and each folder above it.
+# Every path that an injection changes, and each folder above it.
 TARGETS = [
     "usr",
     "usr/lib",
@@ -58,7 +58,7 @@ TARGETS = [
     "proc/driver/nvidia",
 ]
 
-# How a link may say where the victim is. The hook's own folders are what magic links give.
+# How a link may name the victim's path. Magic links lead to the hook's own folders.
 ROUTES = {
     "absolute": "{victim}",
     "relative": "../../../../../../../../../../../..{victim}",
@@ -89,7 +89,7 @@ def victim(tmp_path: Path) -> Path:
     for path in (f"lib/{LIBRARY}", "ld.so.cache", "00-compat.conf", "gsp.bin"):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text("the host's")
-    (folder / "ld.so.cache").write_text("")  # what isn't a cache would be refused
+    (folder / "ld.so.cache").write_text("")  # gpuhook would refuse a file that isn't a cache
     for name in ("x86_64-linux-gnu", "nvidia/1.2.3", "1.2.3", "ld.so.conf.d", "driver"):
         (folder / name).mkdir(parents=True)
     return folder
@@ -287,7 +287,7 @@ def swap_before(call: str, folder: Path, victim: Path, earlier: int) -> None:
 
 LINK = f"{FOLDER}/libcuda.so.1"
 COMPAT = "/etc/ld.so.conf.d/00-compat.conf"
-# What is done -> the call that uses a folder, and what is found in it then (CVE-2026-24260).
+# Case -> the operation, the call that uses a folder, and what is in it then (CVE-2026-24260).
 MOMENTS: dict[str, tuple[Operation, str, str]] = {
     "soname link": (
         Symlink(LINK, LIBRARY, replace=True, reason="test"), "create_link", "libcuda.so.1",
@@ -345,7 +345,7 @@ def test_a_folder_swapped_for_a_link_during_the_hook_is_not_followed(
 ) -> None:
     """The swap comes after gpuhook checks the folder and before it creates anything in it."""
     operation, call, made = MOMENTS[moment]
-    earlier = int("replaced" in moment)  # it tries first whether the link is missing
+    earlier = int("replaced" in moment)  # the operation first tries whether the link is missing
     root = tmp_path / "rootfs"
     for place in (FOLDER, "/etc/ld.so.conf.d", "/dev"):
         (root / place.lstrip("/")).mkdir(parents=True)

@@ -54,7 +54,7 @@ def refuse_call(number: int, error: int) -> Callable[[], None]:
     """Return a function that makes the kernel refuse a call, as an old kernel or seccomp does."""
 
     def work() -> None:
-        # Load the call's number; if it is that one, return the error, else allow it.
+        # Load the call's number. If it matches, return the error; else allow the call.
         program = b"".join(
             struct.pack("=HBBI", *code)
             for code in (
@@ -208,7 +208,7 @@ def test_the_hosts_root_is_refused_as_a_container_root(workspace: Path, root: st
 
 def in_our_namespace(driver: Path, image: Path, protected: bool) -> tuple[list[str], list[str]]:
     """Inject into a process without its own mount namespace; return the mounts before and after."""
-    unshare_mounts()  # so that what is mounted unprotected goes away with this process
+    unshare_mounts()  # so that unprotected mounts disappear with this process
     mount("", "/", "", 1 << 18 | 16384)
     before = mount_table()
     if not protected:

@@ -17,8 +17,8 @@ from harness.metrics import exporter, of_container, scrape
 from harness.namespaces import Namespace, host_cgroups
 from harness.prefork import RUNTIMES
 
-# Bytes of names at which Python's text or bytes cut lines or fields, the kernel's escapes
-# included, and what would be a line of a mount table.
+# Bytes in names at which Python cuts text or bytes into lines or fields, escapes of the kernel,
+# and text that looks like a line of a mount table.
 CUTTING = [
     b"\r", b"\r\r", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\x85", b"\xff",
     b"\xc2\x85", b"\xc2\xa0", b"\xe2\x80\xa8", b"\xe2\x80\xa9", b"\n\n", b" - ", b"\t", b"\\", b"#",
@@ -121,7 +121,7 @@ def test_repair_is_not_misled_by_a_cgroup_name_with_a_line_end(
         line = f"x{cut}{'0::' if v2 else '5:devices:'}{theirs}"
         state = json.loads(bundle.call(runtime, "state", bundle.name).ok().stdout)
         move = 'mkdir -p "$1" && echo "$2" >"$1/cgroup.procs"'
-        if v2:  # no process in a cgroup with others below, where controllers are on
+        if v2:  # v2 allows no process in a cgroup with both children and controllers
             move = 'mkdir -p "$1" && echo "$2" >"$1/cgroup.procs" || exit 7'
         folder = f"{tree}{own}/{line}"
         moved = bundle.call("sh", "-c", move, "sh", folder, str(state["pid"])).ok()

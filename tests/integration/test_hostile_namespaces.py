@@ -22,8 +22,8 @@ from harness.strangers import UID, process
 from gpuhook.metrics.processes import sees_all_processes
 from gpuhook.tools.driver_folder import place
 
-# Makes namespaces of a table of 7 MB each, with so many processes of nobody's in each: arguments
-# are how many of either, a folder for the mounts, and a root.
+# Makes namespaces with a mount table of 7 MB each, and processes of nobody in each. Arguments: the
+# number of namespaces, the number of processes, a folder for the mounts, and a root.
 SLEEPERS = f"""
 import ctypes, os, signal, sys
 namespaces, processes, folder, root = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
@@ -126,15 +126,16 @@ def test_thousands_of_mounts_do_not_delay_commands(
         with exporter(unrecorded) as port:
             samples = scrape(port)
             [complete] = [each for name, _, each in samples if name == "gpuhook_metrics_complete"]
-            # In a PID namespace of the tests' own something is missing whatever there is.
+            # In a PID namespace of the tests' own, gpuhook can't see every process, so something is
+            # always missing.
             assert complete == (not many and sees_all_processes())
             assert of_container(samples, bundle.name)["assigned", driver.gpus[1].uuid] == 1
         if not many:
             assert not place._is_mounted("0123456789abcdef")
 
 
-# Mounts a node in a namespace and a root of its own, as nobody in a cgroup below one that was
-# handed to him, which he calls like a pod's container.
+# Mounts a node in its own namespace and root. It runs as nobody, in a cgroup below one that was
+# delegated to nobody, and that cgroup has a name like a pod's container.
 POSE = f"""
 import ctypes, os, sys
 root, node, cgroup, name = sys.argv[1:]

@@ -23,14 +23,14 @@ from harness.strangers import UID
 from gpuhook.base.container.rootfs import Rootfs, find_socket
 from gpuhook.base.errors import UntrustedPathError
 
-DAEMON = 120  # a system user, as Debian gives one to nvidia-persistenced
+DAEMON = 120  # a system user, such as Debian makes for nvidia-persistenced
 SOCKET = "run/nvidia-persistenced/socket"
 LIMIT_S = 300.0
 COMMANDS = (
     ("info",), ("list",), ("refresh",), ("cdi", "generate"), ("slurm", "gres"),
     ("explain", "-e", "NVIDIA_VISIBLE_DEVICES=all"), ("doctor",),
 )  # fmt: skip
-# Mounts a filesystem (FUSE) of a user's, and never answers what is asked of it.
+# Mounts a user's FUSE filesystem, and never answers its requests.
 MOUNT_FUSE = """
 import ctypes, os, sys, time
 place, user, options = sys.argv[1:]
@@ -75,7 +75,7 @@ def listening(path: Path, *, owner: int = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as made, at(path.parent):
-        made.bind(path.name)  # the whole path may be too long
+        made.bind(path.name)  # only the name, because the whole path may be too long
     for each in (path.parent, path):
         os.chown(each, owner, owner)
     return path
@@ -307,7 +307,7 @@ def test_cdi_specs_name_no_socket_and_work_without_daemons(
     assert "/socket" not in text
     bundle.command("sh", "-c", f"nvidia-smi -L; {GIVEN}")
     give(bundle, document, "all")
-    assert bundle.run("runc").ok().stdout.splitlines()[2:] == ["given"]  # by the document's hook
+    assert bundle.run("runc").ok().stdout.splitlines()[2:] == ["given"]  # by the CDI spec's hook
     for each in (machine.root / "run").glob("nvidia-*"):
         for name in each.iterdir():
             name.unlink()

@@ -23,9 +23,9 @@ from harness.strangers import (
 
 from gpuhook.monitor.host import processes as host_processes
 
-LIMIT_S = 300.0  # what a command may take that takes two seconds
+LIMIT_S = 300.0  # limit for a command that normally takes two seconds
 OLD = '{"debug":   true}\n'
-PYTHON = "/usr/bin/python3"  # where a stranger may start it, unlike our own perhaps
+PYTHON = "/usr/bin/python3"  # other users can surely start it; perhaps not the tests' own Python
 WAIT = "echo ready; read -r end"
 
 
@@ -164,7 +164,7 @@ def test_files_of_a_daemon_in_a_chroot_are_found_below_its_root(
         run(["umount", root]).ok()
 
 
-# Listens where its argument says, and sends to whoever comes for as long as that one stays.
+# Listen at the socket that the argument names, and send data to each client until it disconnects.
 TALKS_FOR_EVER = """
 import socket, sys
 listener = socket.socket(socket.AF_UNIX)

@@ -90,7 +90,7 @@ def test_other_containers_stop_no_removal(
 def test_processes_of_other_users_do_not_prevent_removal(
     workspace: Path, site: Site, installation: Installation
 ) -> None:
-    folder = workspace / "in-use"  # which a stranger may enter
+    folder = workspace / "in-use"  # a folder that other users may enter
     words = ["-n", "his", "-r", str(installation.runtime)]
     with pretender(folder / "conmon", *words, way=AS_STRANGER):
         site.gpuhook("uninstall", "--unless-in-use").ok()

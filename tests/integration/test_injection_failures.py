@@ -27,7 +27,8 @@ from gpuhook.core.plan.operations import (
 )
 from gpuhook.vendors.nvidia.own_files import MaskProc
 
-# Every function of the seam that changes something, or makes what changes something.
+# Every function of the seam that changes something, or returns an object that is then used
+# to change something.
 CHANGING = (
     "attach_mount",
     "change_owner",
@@ -171,7 +172,7 @@ def test_a_failure_of_every_call_is_undone(driver: Path, image: Path) -> None:
     with sandbox(image) as box:
         count = fail_each_call(box, plan(driver), driver)
         assert count > 60, "fewer calls than the plan has steps: are they still recorded?"
-        # None failed the last time, so this injection is whole.
+        # The loop ends when no call fails, so the last injection is complete.
         assert b"\0" in contents(image)["etc/ld.so.cache"][-1]
         inside = contents(box.inside(LIBRARIES))
         assert inside["libcuda.so.1.2.3"][-1] == b"libcuda.so.1.2.3"
@@ -226,9 +227,9 @@ def test_sources_are_cloned_first_and_the_cache_is_changed_last(driver: Path, im
     before, after = calls[:entered], calls[entered + 1 :]
     assert "attach_mount" not in before
     assert "create_folder" not in before
-    assert before.count("clone_tree") == 6  # three libraries, a node, a GPU, an instance
+    assert before.count("clone_tree") == 6  # three libraries, a node, /proc of a GPU and a MIG
     assert before.count("set_mount_attributes") == before.count("clone_tree")
-    assert after.count("clone_tree") == 1  # a file of the image that has a SONAME is covered
-    assert after.count("attach_mount") == before.count("clone_tree") + 2  # that, and /proc
+    assert after.count("clone_tree") == 1  # it covers a file of the image that has a SONAME
+    assert after.count("attach_mount") == before.count("clone_tree") + 2  # the covered file, /proc
     assert calls[-1] == "rename"
     assert "detach_mount" not in calls

@@ -182,7 +182,7 @@ def test_default_runtime_gives_gpus_only_to_pods_that_ask(
 ) -> None:
     """A pod without a RuntimeClass also gets the GPUs that it requests."""
     site.gpuhook("install", "--set-default").ok()
-    assert "containerd: unchanged" in site.gpuhook("install").ok().stdout  # and it stays
+    assert "containerd: unchanged" in site.gpuhook("install").ok().stdout  # stays default
     with running(site, configs["runc"], archive, pause_archive) as cri, cri.pod("") as pod:
         container = pod.start(DEBIAN, "sleep", "1000", env=["NVIDIA_VISIBLE_DEVICES=1"])
         done = container.exec("nvidia-smi", "-L").ok()

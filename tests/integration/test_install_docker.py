@@ -23,7 +23,7 @@ from harness.namespaces import Namespace
 
 DEBIAN = image("debian")
 TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
-# Nobody's generator writes like this, so what comes back was kept and not written anew.
+# No generator writes JSON in this style, so a restored file with it was kept, not generated again.
 ODD_FILE = """\
 {
 \t"features": { "buildkit":true },
@@ -202,7 +202,7 @@ def test_install_waits_until_a_slow_docker_has_read_its_config(site: Site) -> No
             try:
                 wait_until(lambda: "gpu-py" in site.config.read_text(), "the file is written")
                 with pytest.raises(subprocess.TimeoutExpired):
-                    installing.wait(2.0)  # it would ask for five seconds
+                    installing.wait(2.0)  # a request waits five seconds for its answer
             finally:
                 os.kill(site.docker.pid, signal.SIGCONT)
         assert installing.returncode == 0

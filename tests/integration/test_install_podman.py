@@ -21,7 +21,7 @@ DEBIAN = image("debian")
 TWO = ["NVIDIA_VISIBLE_DEVICES=0,2"]
 TIME = re.compile(r'time="[^"]*"')
 REFUSED = "These containers are running"
-BOUND = "gpuhook-bound"  # the container that a test keeps
+BOUND = "gpuhook-bound"  # a container that keeps running in a test
 CONTAINERS = Path("/etc/containers")  # the test session has an /etc of its own
 
 
@@ -60,7 +60,8 @@ class Installer:
             done.append(run([self._command, verb, *options, *words], env=self._env))
             return REFUSED not in done[-1].stderr or BOUND in done[-1].stderr
 
-        # podman run --rm returns before the container's conmon, which has a name of podman's, ends.
+        # podman run --rm returns before the container's conmon exits.
+        # The name of that container is one that podman chooses.
         wait_until(is_settled, "no container of the test's is left")
         return done[-1]
 
@@ -126,7 +127,7 @@ def test_uninstall_unless_in_use_is_refused_while_a_container_needs_it(
         assert "nothing to remove" in gpuhook("uninstall").ok().stdout
         gpuhook("install").ok()
         bound.call("stop", "--time=0", BOUND).ok()
-        # conmon may take a moment to end.
+        # conmon may take a moment to exit.
         wait_until(lambda: gpuhook("uninstall", "--unless-in-use").status == 0, "it is in no use")
     finally:
         storage.call("rm", "--force", "--time=0", BOUND, "free").ok()
@@ -189,7 +190,7 @@ def test_installing_again_loses_nothing(
     assert "podman: unchanged /etc/containers/containers.conf.d/99-gpuhook.conf" in done.stdout
     gpus = lines_of_nvidia_smi(driver.chosen(0, 2))
     default = dataclasses.replace(storage, runtime=None)
-    for engine in (default, storage):  # by the runtime, and by the hook alone
+    for engine in (default, storage):  # by the runtime, and by only the hook
         assert engine.run(DEBIAN, "nvidia-smi", "-L", env=TWO).ok().stdout.splitlines() == gpus
     gpuhook("install", "--hook=none").ok()
     assert seen(storage.run(DEBIAN, *look(), env=TWO)).nodes == {}

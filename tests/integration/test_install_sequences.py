@@ -56,7 +56,7 @@ def site(
     return Site(installation, configs["runc"], folder)
 
 
-# A machine is installed by itself; its name is all that differs.
+# gpuhook installs for one nspawn machine at a time; the two commands differ only in its name.
 MACHINES = [
     ["install", "--engine=nspawn", f"--machine={name}", f"--env={VARIABLE}"] for name in ("a", "b")
 ]

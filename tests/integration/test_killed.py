@@ -122,7 +122,7 @@ def test_a_hook_killed_at_any_moment_leaves_nothing(
             time.sleep(chance.uniform(0, duration))
             running = process.poll() is None
             unfinished += running
-            duration *= 1.05 if running else 0.9  # whatever else the machine is doing meanwhile
+            duration *= 1.05 if running else 0.9  # adapts to how busy the machine is
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             assert process.stderr is not None

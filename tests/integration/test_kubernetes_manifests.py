@@ -22,19 +22,20 @@ from gpuhook import __version__
 
 WITH_RUNTIME = ("base", "overlays/environment", "overlays/mps", "overlays/remove")
 WITH_UNIT = ("overlays/cdi", "overlays/mps", "overlays/nri")
-# What restarting engines one after the other needs.
+# Objects for restarting the engines of one node after another.
 LEASE = ["Lease", "Role", "RoleBinding", "ServiceAccount"]
 LABELS = ("overlays/labels", "overlays/labels-remove")
 METRICS = ("overlays/metrics", "overlays/metrics-operator")
-# What claims need in the cluster, and nothing else has: an account with rights, and their limits.
+# Objects that only claims need: an account with its rights, the policies that limit the account,
+# and device classes.
 POLICY = "ValidatingAdmissionPolicy"
 CLAIMS = ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", *(POLICY, f"{POLICY}Binding") * 2]
 CLAIMS += ["DeviceClass"] * 8
-# Where the node's systemctl is run.
+# Capabilities of containers that run the node's systemctl.
 ENTERS = ["SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"]
 IMAGE = f"localhost/gpuhook:{__version__}"
 FILES = sorted(MANIFESTS.rglob("*.yaml"))
-# What says that a pod may do more than others may.
+# Lines of a manifest that give a pod more rights than usual.
 PRIVILEGE = re.compile(
     r"^\s*(privileged: true|hostPID: true|hostNetwork|hostIPC|add:|runAsUser: 0)"
 )

@@ -100,7 +100,8 @@ def test_metrics_name_devices_and_pods(kept: Node, driver: Driver, host: dict[st
         assert 'namespace="space"' in line
         assert 'pod="alone"' in line
         said = kept.podman.call("logs", container).ok().stderr.splitlines()
-        # Nothing is missing but that the tests' node is no machine of its own.
+        # The log has only the usual messages, and one that is due to the test setup: the node isn't
+        # a separate machine.
         known = ("Listening at", "NVIDIA: Driver", "This runs in a separate pid namespace")
         assert [
             each for each in said if not each.startswith(tuple(map("gpuhook: {}".format, known)))

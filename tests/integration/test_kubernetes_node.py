@@ -26,7 +26,8 @@ PAUSE = images.image("pause")
 GPU_PY = "/opt/gpuhook/bin/gpu-py"
 REMOVE = ("remove", "--restart=none")
 WAITING = "waiting until these have ended"
-# As a node's admin has it; the state is where the installer looks for containers.
+# A configuration as a node's administrator may write it. The installer looks for containers in
+# the state folder.
 CONTAINERD = """\
 # the admin's
 version = 2
@@ -124,7 +125,7 @@ def test_installed_programs_run_with_an_older_c_library_and_no_python(
     for words in ("gpuhook --version", "gpuhook-container-cli --version"):
         program, option = words.split()
         fresh.space.run(*command, f"/opt/gpuhook/bin/{program}", option).ok()
-    # What the plugin's unit and the metrics need, with libraries of C++ and Rust.
+    # Modules that the plugin's unit and the metrics need, with libraries in C++ and Rust.
     version = current(fresh)
     imports = f"import sys; sys.path.append('{version}/lib/gpuhook')"
     imports += "; import bcrypt, google.protobuf.message, grpc, prometheus_client"
@@ -137,7 +138,8 @@ def test_repeated_and_concurrent_installs_give_the_same_files(fresh: Node) -> No
     said = install(fresh, "install", "--restart=none").ok().stdout
     assert "restart containerd" in said
     assert "wrote /etc/containerd/" in said
-    # The pod sees no driver, and the installer restarts the engine itself, if anybody does.
+    # The pod sees no driver, and only the installer may restart the engine. So the output mentions
+    # neither the driver nor the restart command.
     assert not [each for each in ("driver", "doctor", "systemctl restart") if each in said]
     check(fresh)
     installed = snapshot(fresh)
@@ -161,7 +163,7 @@ def test_an_install_killed_at_any_moment_can_be_repeated(fresh: Node) -> None:
             daemon_set("base", "installer"), "installer", "install", "--restart=none"
         )
         time.sleep(hundredths / 100)
-        fresh.podman.call("kill", "--signal=KILL", container)  # unless it has ended
+        fresh.podman.call("kill", "--signal=KILL", container)  # if it hasn't exited yet
         fresh.end(container)
     install(fresh, "install", "--restart=none").ok()
     check(fresh)
@@ -208,9 +210,9 @@ def test_an_upgrade_and_a_downgrade_install_the_named_version(fresh: Node, newer
     install(fresh, "install", "--restart=none").ok()
     first, files = current(fresh), snapshot(fresh)
     done = install(fresh, "install", "--restart=none", image=newer).ok()
-    assert "restart containerd" not in done.stdout  # the engine's files name a link
+    assert "restart containerd" not in done.stdout  # these files name a stable symlink
     assert current(fresh).name == "9.9.9-newer"
-    assert versions(fresh) == {first.name, "9.9.9-newer"}  # a start may still be using it
+    assert versions(fresh) == {first.name, "9.9.9-newer"}  # a starting container may still use it
     check(fresh)
 
     install(fresh, "install", "--restart=none").ok()
@@ -271,7 +273,8 @@ def test_a_pods_own_variable_selects_gpus_only_where_config_accepts_it(
         one = given(cri, mounted(driver.gpus[1].uuid))
         assert one.splitlines() == lines_of_nvidia_smi(driver.chosen(1))
         assert "# the admin's\n" in settings.read_text()
-        # An overlay without gpu-py would have the variable count where the engine knows it.
+        # The installer refuses an overlay without gpu-py here: then the engine would itself apply
+        # the pod's variable.
         without = daemon_set("overlays/cdi-pod", "installer")
         refused = fresh.pod(without, "installer", options=("--rm",)).failed()
         assert "overlays/remove first" in refused.stderr
@@ -282,7 +285,7 @@ def test_a_pods_own_variable_selects_gpus_only_where_config_accepts_it(
         fresh.pod(document, "installer", options=("--rm",)).ok()
         assert given(cri).splitlines() == lines_of_nvidia_smi(driver.gpus)
 
-        # A ConfigMap says what counts, and no engine is restarted for it.
+        # A ConfigMap decides whether the variable is accepted. Its change restarts no engine.
         text = BY_HAND.format(root=driver.root).replace("= true", "= false")
         (tmp_path / "config.toml").write_text(text)
         host = {"gpuhook-config": str(tmp_path)}
@@ -315,7 +318,8 @@ def test_a_pod_starts_after_install_and_the_node_is_restored_by_remove(
             removal = fresh.begin(daemon_set("overlays/remove", "installer"), "installer")
             assert pod.name in wait_for_line(fresh, removal, WAITING)
             check(fresh)
-            # The engine forgets gpu-py last: what runs can be used until it ends.
+            # Removal unregisters gpu-py from the engine last, so running containers can be used
+            # until they end.
             assert container.exec("nvidia-smi", "-L").ok().stdout == done.stdout
             with cri.pod("gpu-py", "other"):
                 pass
@@ -350,7 +354,7 @@ def test_the_documented_remedy_works_where_the_programs_are_missing(
             pass
         fresh.space.run("sh", "-ec", command).ok()
         before = fresh.pids("containerd")
-        fresh.space.run("pkill", "-x", "containerd").ok()  # what keeps it running starts it again
+        fresh.space.run("pkill", "-x", "containerd").ok()  # the node's loop starts it again
         wait_until(lambda: not before & fresh.pids("containerd"), "containerd has ended")
         wait_until(cri.is_ready, "containerd answers again")
         with cri.pod(""):
@@ -429,7 +433,7 @@ def test_a_restart_by_systemd_needs_privileges(fresh: Node, systemctl: Path) -> 
 
 
 K3S = Path("/var/lib/rancher/k3s/agent/etc/containerd")
-# What k3s does at each start, as far as containerd's file is concerned.
+# The part of a k3s start that writes containerd's configuration file.
 START_K3S = f"""\
 #!/bin/sh
 template={K3S}/config.toml.tmpl

@@ -108,7 +108,7 @@ def test_a_recreated_kubelet_folder_ends_the_plugin(
     try:
         offered(kept, container, kubelet, len(driver.gpus))
         kubelet.stop()
-        while kubelet.folder.exists():  # the plugin may put a new socket there meanwhile
+        while kubelet.folder.exists():  # the plugin may create a new socket there
             shutil.rmtree(kubelet.folder, ignore_errors=True)
         kubelet.folder.mkdir()
         wait_until(lambda: not kept.is_running(container), "the plugin has ended")

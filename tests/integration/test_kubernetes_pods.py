@@ -23,7 +23,7 @@ from kubelet import Answers, Kubelet, Node
 
 DEBIAN = image("debian")
 FUSE = Node("/dev/fuse", "/dev/fuse", "rwm")
-# A handler whose containers crun makes: engines pass their own environment on.
+# A handler whose containers are created by crun. Engines pass their own environment on to handlers.
 BY_CRUN = """\
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.gpu-py-crun]
     runtime_type = "io.containerd.runc.v2"
@@ -31,12 +31,12 @@ BY_CRUN = """\
       BinaryName = "{}"
 """
 GPU = "nvidia.com/gpu"
-PODS = "k8s.io"  # containerd's namespace for the CRI's images
-# As Pod Security's level "restricted" wants it: no root, no capability, no way to get one.
+PODS = "k8s.io"  # containerd's namespace for images of the CRI
+# As required by Pod Security's level "restricted": no root, no capability, no way to get one.
 RESTRICTED = Security(user=1000, restricted=True)
 IN_NAMESPACE = Security(users=(2_000_000, 65536))
 BOTH = Security(user=1000, restricted=True, users=(3_000_000, 65536))
-# What stands for a network plugin: the pod has a network with nothing in it.
+# A replacement for a network plugin: the pod gets a network without any interface or route.
 NETWORK = """\
 #!/bin/sh
 case $CNI_COMMAND in

@@ -125,7 +125,7 @@ def test_different_mig_devices_are_invalid_with_the_single_strategy(
     assert [found[f"gpu.{each}"] for each in names] == ["0", "0", "0", ""]
 
 
-# Names of GPU feature discovery's labels on machines of five kinds, and the form of their values.
+# Names of GPU feature discovery's labels on five kinds of machines, and patterns of their values.
 COMMON = {
     "gfd.timestamp": r"\d{10}",
     **dict.fromkeys(("cuda.driver.major", "cuda.driver.minor"), r"\d+"),
@@ -169,7 +169,7 @@ LISTS = {
     ),
     "vGPU": ((), "none", {**COMMON, **VGPU}),
 }  # fmt: skip
-# docs/kubernetes/labels.md says so.
+# Labels that gpuhook doesn't have, as docs/kubernetes/labels.md says.
 MISSING = {"gfd.timestamp", *VGPU}
 
 
@@ -203,7 +203,7 @@ def test_labels_name_the_sharing_strategy_and_replicas(
     machine("--gpus", "2", "--set", "model=H100", "--set", "mig=0:1g.10gb")
     file = tmp_path / "plugin.yaml"
     shared = f"resources: [{{name: nvidia.com/{resource}, replicas: {replicas}}}]"
-    flags = "flags: {plugin: {deviceListStrategy: volume-mounts}}"  # without it memory isn't shared
+    flags = "flags: {plugin: {deviceListStrategy: volume-mounts}}"  # needed for sharing of memory
     file.write_text(f"sharing: {{{way}: {{{shared}}}}}\n{flags}\n")
     found = said(labels("--config-file", str(file), MIG_STRATEGY="mixed"))
     prefixes = ("gpu", "mig-1g.10gb")
@@ -228,7 +228,7 @@ def test_the_label_file_is_replaced_only_on_changes_and_removed(
     file.write_text("old=1\n")
     with file.open() as reader:
         labels("--output", str(file)).ok()
-        assert reader.read() == "old=1\n"  # who reads has the old file whole: it was replaced
+        assert reader.read() == "old=1\n"  # the file was replaced, so a reader sees the old one
     assert os.listdir(folder) == ["gpuhook"]
     labels("--output", str(file), "--remove").ok()
     assert os.listdir(folder) == []

@@ -12,7 +12,7 @@ from gpuhook.base.loader import layout, ldcache
 
 HOST_LIBRARY = Path("/lib/x86_64-linux-gnu/libz.so.1")
 
-# The driver's folder, to which only a cache leads. The root has a libz.so.1 of its own.
+# The driver's folder, which only the loader's cache names. The root has a libz.so.1 of its own.
 FOLDER = "/opt/gpu"
 FILES: list[tuple[str, str | None]] = [
     ("libz.so.1.9", "libz.so.1"),

@@ -66,7 +66,7 @@ class Machine:
         ``mode`` is a mode of gpu-py, or cdi for a CDI spec.
         """
         bundle, driver = self.bundle, self.drivers[version]
-        bundle.config.write_bytes(self._plain)  # as an engine writes it for each start
+        bundle.config.write_bytes(self._plain)  # engines write it again for each start
         bundle.command("sh", "-c", script)
         name = "hook" if mode == "cdi" else mode
         self._starts += 1
@@ -106,7 +106,7 @@ def test_a_container_kept_over_a_driver_change_gets_the_current_driver(
     assert kept.start("old", before) == sums(kept.drivers["old"]), "and back"
 
 
-# What an image may have in the links' places: its files, and its links.
+# Leftovers that an image may have in place of the links: files, and links.
 LEFT: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "links to files that are gone": (
         {},
@@ -171,7 +171,7 @@ def test_links_to_another_driver_version_resolve_to_the_host_driver(
     assert kept.start("new", mode) == sums(kept.drivers["new"])
 
 
-# What isn't the driver's, and how it is seen in the container.
+# Files and links that aren't the driver's, the path at which a container reads one, and its text.
 OTHERS: dict[str, tuple[dict[str, str], dict[str, str], str, str]] = {
     "Mesa's": ({MESA: "mesa"}, {"libGLX_indirect.so.0": MESA}, "libGLX_indirect.so.0", "mesa"),
     "Mesa's by a chain": (

@@ -18,8 +18,8 @@ from harness.strangers import UID
 
 Step = tuple[str, int, str, str]
 
-# Times and process ids differ from run to run, whatever the runtime, and with them the
-# blanks in tables: columns of numbers side by side count as one.
+# Times and process ids differ from run to run with any runtime, and so do the blanks in tables.
+# Adjacent columns of numbers count as one.
 VARYING = re.compile(r"[\d ]*\d[\d ]*| {2,}")
 STEPS: list[list[str]] = [
     ["state", "NAME"],
@@ -97,7 +97,7 @@ def output_of(bundle: Bundle) -> str:
 def test_a_container_without_gpus_behaves_the_same_through_its_life(bundle: GpuBundle) -> None:
     bundle.command("sleep", "1000")
     spec = bundle.config.read_bytes()
-    alone = path_of(bundle.runtime)  # crun 1.28 names itself as it was called: by its path
+    alone = path_of(bundle.runtime)  # crun 1.28 names itself by the path that it was called by
     without = live(bundle, alone, bundle.env)
     assert without[0][:3] == ("create", 0, "")
     assert {status for _, status, _, _ in without} > {0, 3}
@@ -123,7 +123,7 @@ def test_statistics_are_the_low_level_runtimes(bundle: GpuBundle) -> None:
         assert (ours.stdout, ours.stderr) == (theirs.stdout, theirs.stderr)
 
 
-# It reads what it is given, or crun says now and then that the pipe is broken.
+# The hook reads its input; otherwise crun sometimes reports a broken pipe.
 FAILING = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; exit 3"]}
 
 
@@ -173,7 +173,7 @@ def test_a_running_container_keeps_its_low_level_runtime(
     bundle.call(bundle.gpu_py, "start", bundle.name, env=env).ok()
     config.write_text(config.read_text().replace(mine, other))
     settle(config)
-    for _ in range(3):  # by Python, which saves what the launcher must know, and without
+    for _ in range(3):  # first by Python, which saves data for the launcher; then without it
         words = ("exec", bundle.name, "echo", "mine")
         assert bundle.call(bundle.gpu_py, *words, env=env).ok().stdout == "mine\n"
     bundle.call(bundle.gpu_py, "kill", bundle.name, "KILL", env=env).ok()
@@ -203,7 +203,7 @@ def test_a_runtime_folder_of_another_user_is_ignored(
     bundle.command("sleep", "1000")
     assert create(bundle, bundle.gpu_py, env) == 0
     settle(config)
-    for _ in range(3):  # by Python, which saves what the launcher must know, and without
+    for _ in range(3):  # first by Python, which saves data for the launcher; then without it
         words = ("state", bundle.name)
         said = bundle.call(bundle.gpu_py, *words, env={**env, "XDG_RUNTIME_DIR": str(his)})
         assert json.loads(said.ok().stdout)["status"] == "created"

@@ -35,7 +35,8 @@ def listed(installation: Installation, config: Path) -> dict[str, Any]:
     return answer
 
 
-# A process whose root is an overlay on a FUSE, which answers until the file "frozen" is there.
+# A process whose root is an overlay on a FUSE file system, which answers until a file "frozen"
+# exists.
 OVERLAY_ON_FUSE = """
 import ctypes, os, select, struct, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -71,7 +72,7 @@ sys.stdin.read()
 """
 
 
-# 500 processes in one group, which end with the shell; each says its number.
+# 500 processes in one group, which end with the shell. The shell prints their pids.
 IDLE = """
 trap 'kill $(jobs -p)' TERM
 for _ in $(seq 500); do sleep 1000 >/dev/null & echo $!; done
@@ -201,7 +202,7 @@ def test_an_overlay_on_a_hung_filesystem_does_not_block_list(
         try:
             assert box.stdout.readline() == b"ready\n"
             (tmp_path / "frozen").touch()
-            time.sleep(0.2)  # until its server has seen that
+            time.sleep(0.2)  # so that the FUSE server sees the file
             run([installation.command, "list", "--config", config], timeout=300).ok()
         finally:
             box.kill()
@@ -258,11 +259,11 @@ def test_many_containers_and_mig_devices_are_listed_quickly(
             argv: list[str | Path] = [installation.command, "list", "--config", config]
             answer = run(argv).ok().stdout
             assert answer.count("idle-") == 500
-            # Another test's container may be ending still.
+            # A container of another test may still be ending.
             table = answer.partition("\n\nWithout a record")[0]
             assert len(table.splitlines()) == 1 + 16 + 112
             took = min(of_children(lambda: run(argv, start=True).ok()) for _ in range(5))
-            # Usually 13 times; 34 if each container looks for each device's nodes.
+            # Usually it is 13 yardsticks, but 34 if each container looks for each device's nodes.
             assert took < 25 * yardstick()
         finally:
             idle.terminate()
@@ -348,7 +349,8 @@ def test_a_container_of_podman_is_listed(
         [container] = [each for each in answer["containers"] if each["name"] == name]
         assert (container["engine"], container["known_from"]) == ("podman", "record")
         assert container["engine_name"] == called
-        # Without a record, as of a device that podman itself gave it, conmon knows the bundle.
+        # Without a record, as for a device that podman itself added, conmon's arguments name
+        # the bundle.
         records = configs["runc"].parent / "state/containers"
         [record] = [each for each in records.glob("[0-9]*") if name in each.read_text()]
         record.unlink()

@@ -23,7 +23,7 @@ from gpuhook.base.config.loader import loads
 
 ASK = "NVIDIA_VISIBLE_DEVICES"
 MINORS = (3, 0, 7)
-FIRST_USER = 100_000  # of the host: root of a container with mapped users
+FIRST_USER = 100_000  # the host's user id for root in a container with mapped users
 USERS = 65_536
 LXC = """
 lxc.uts.name = box
@@ -145,7 +145,7 @@ def test_a_container_gets_exactly_the_requested_gpus_until_uninstall(
             by_hand = () if is_mapped else MINORS
             found = seen(box.inside(*look(by_hand, ["libcuda.so.1", "libnvidia-ml.so.1"])))
             assert found.gpu_minors == {*MINORS[1:]}
-            assert {opened for opened, _ in found.nodes.values()} == {"ENXIO"}  # has no driver
+            assert {opened for opened, _ in found.nodes.values()} == {"ENXIO"}  # no such driver
             if not is_mapped:
                 assert found.by_hand == {MINORS[0]: "EPERM", **dict.fromkeys(MINORS[1:], "ENXIO")}
             for path, _ in found.libraries.values():
@@ -228,7 +228,7 @@ def test_devices_of_several_vendors_are_given_together(
 def test_a_proxmox_file_is_edited_and_restored(box: Box, spaced: Driver) -> None:
     """Proxmox writes LXC's file from its own lines that begin with lxc., with = for the colon."""
     number = str(os.getpid())
-    file = Path(f"/etc/pve/lxc/{number}.conf")  # the session has an /etc of its own
+    file = Path(f"/etc/pve/lxc/{number}.conf")  # the test session has an /etc of its own
     file.parent.mkdir(parents=True, exist_ok=True)
     snapshot = "\n[before]\narch: amd64\nlxc.cap.drop: sys_time\n"
     before = f"#a note\narch: amd64\nrootfs: local:vm-1-disk-0,size=8G\n{snapshot}"

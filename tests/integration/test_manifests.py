@@ -23,7 +23,7 @@ IS_X86 = os.uname().machine == "x86_64"
 STORE = "/nix/store/0a1b-nvidia-x11-580.65.06"
 ASK = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
 GLX, EGL = "libGLX_nvidia.so.0", "libEGL_nvidia.so.0"
-# Where manifests are below /usr/share -> the libraries that they name.
+# Paths of manifests below /usr/share -> the libraries that they name.
 MANIFESTS = {
     "vulkan/icd.d/nvidia_icd.native.json": [GLX],
     "vulkan/implicit_layer.d/nvidia_layers.json": [GLX, "libnvidia-present.so.580.65.06"],
@@ -33,7 +33,7 @@ MANIFESTS = {
     "egl/egl_external_platform.d/15_nvidia_gbm.json": ["libnvidia-egl-gbm.so.1"],
 }
 ICD = "OpenCL/vendors/nvidia.icd"
-# Of another vendor, in the image.
+# Manifests of other vendors, which are in the image.
 THEIRS = ("usr/share/vulkan/icd.d/radeon_icd.json", "usr/share/glvnd/egl_vendor.d/50_mesa.json")
 RADEON = '{"ICD": {"library_path": "libc.so.6"}}'
 _IN_ETC = ("vulkan", "vulkansc", "OpenCL")

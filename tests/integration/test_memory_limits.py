@@ -39,7 +39,7 @@ OLD = pytest.mark.parametrize(
     "low_level", [pair for pair in runtime_layouts() if pair not in V2][:1], indirect=True
 )
 QUIET = ("sh", "-c", 'exec "$@" </dev/null >output 2>&1', "sh")
-# How a container gets GPUs: by gpu-py in each mode, by the hook alone (or with the helper off),
+# How a container gets GPUs: by gpu-py in each mode, by only the hook (with the helper on or off),
 # and by an engine that reads CDI with gpu-py as its runtime.
 WAYS = ("hook", "spec", "cdi", "alone", "unhelped", "engine")
 EIGHT = ["CUDA memory: 8192 MiB of 8192 MiB", "CUDA allocated: 8 GiB of 9 GiB"]
@@ -319,7 +319,7 @@ def test_a_plain_device_node_gets_the_limit_too(
     The launcher already knows the configuration when the container starts.
     """
     config = place.configured(limits=limits)
-    past = time.time() - 10  # as one that nobody has just written
+    past = time.time() - 10  # as if the configuration wasn't just written
     for each in (config, config.parent):
         os.utime(each, (past, past))
     words = {"GPUHOOK_CONFIG": str(config)}
@@ -374,7 +374,7 @@ def test_a_limit_in_a_cgroup_with_other_processes_is_refused(place: Place, way: 
             wait_until(lambda: place.namespace.run("rmdir", folder).status == 0, "it is removed")
     assert done.status != 0
     assert "started" not in done.stdout
-    # runc refuses it by itself from 1.2 on, at the latest.
+    # From 1.2 on, at the latest, runc itself refuses such a cgroup.
     if "cgroup is not empty" not in done.stderr:
         is_said(place, done, "has other processes")
 
@@ -401,7 +401,7 @@ def test_a_lost_limit_is_restored_by_repair(place: Place) -> None:
     assert call(python, "-c", there).ok().stdout == f"0 {8 * GIB}\n"
 
 
-# Sets a soft limit of 4 GiB on a container's cgroup, as other software does, by a hook.
+# A hook that sets a soft limit of 4 GiB on a container's cgroup, as other software does.
 SOFT = """#!{python}
 import json, os, sys
 pid = json.load(sys.stdin)["pid"]
@@ -514,7 +514,7 @@ def test_explain_shows_a_limit_with_its_reason(place: Place) -> None:
     assert operation["reason"] == "GPUHOOK_DEVICE_MEMORY says 8GiB"
 
 
-# How a mount has a container reach the host's cgroups: what it names, and with which options.
+# Mounts by which a container reaches the host's cgroups: the source, and the options.
 REACHING = {
     "above, read-only at the top alone": ("/sys", ["rbind", "ro"]),
     "all of the host": ("/", ["rbind", "rslave", "ro"]),
@@ -533,7 +533,7 @@ MOST = 'most-device-memory = "8GiB"\n'
 
 
 @ONE
-@pytest.mark.parametrize("way", ["hook", "spec", "engine"])  # by each of our hooks
+@pytest.mark.parametrize("way", ["hook", "spec", "engine"])  # each uses another hook of gpuhook
 def test_a_volume_changed_to_cgroups_after_the_check_is_refused(place: Place, way: str) -> None:
     """A user who may change the target of a volume's source changes it before the mount."""
     harmless, link = place.folder / "harmless", place.folder / "link"
@@ -560,7 +560,7 @@ def test_no_container_makes_a_cgroup_below_its_own(place: Place, way: str) -> No
     """Root in a new user namespace may mount its cgroup, and NVIDIA's driver counts each cgroup."""
     made = place.made(command="owncgroup")
     every = {name: [*bundles.CAPABILITIES, "CAP_SETFCAP"] for name in ("bounding", "permitted")}
-    every["effective"] = every["bounding"]  # as Docker gives them
+    every["effective"] = every["bounding"]  # as Docker sets them
     made.change(lambda spec: spec["process"].update(capabilities=every))
     assert "mount OK\nbelow EAGAIN\n" in place.run(made, way, MOST).ok().stdout
     assert "below OK" in place.run(made, "alone", "").ok().stdout, "as it is without"
@@ -601,7 +601,7 @@ def test_a_mount_at_the_path_of_cgroups_is_checked(place: Place) -> None:
         spec["mounts"] += [
             bound("/v", out),
             bound("/x", root),
-            {**own, "destination": "/v/own"},  # read-only, and comes to /tmp
+            {**own, "destination": "/v/own"},  # read-only, and mounted at /tmp by the link
             bound("/x/up/v", empty),  # to /v
             bound("/x/up/v/own", Path("/sys/fs/cgroup")),
         ]

@@ -28,10 +28,10 @@ DEBIAN = image("debian")
 PROBE = (CUDA_PROBE, "9")
 GPU = "NVIDIA_VISIBLE_DEVICES=0"
 LIMIT = "GPUHOOK_DEVICE_MEMORY=8GiB"
-# crun needs CAP_SYS_RESOURCE on v2.
+# With cgroup v2, crun needs CAP_SYS_RESOURCE.
 ENGINES = ["docker", "containerd", "podman", *(["podman-crun"] if may_raise_memlock() else [])]
-# A hybrid host's tree of v2 has no controller for processors, whose shares ctr sets; and ctr shows
-# a container no cgroups, where the simulated driver keeps limits.
+# On a hybrid host, cgroup v2 has no cpu controller, which ctr needs for shares. ctr also doesn't
+# mount cgroups in a container, and the simulated driver keeps its limits there.
 CTR = ("--cpu-shares=0", "--mount=type=cgroup,src=cgroup,dst=/sys/fs/cgroup,options=ro")
 
 

@@ -92,7 +92,8 @@ def test_no_container_waits_for_a_slow_driver(limited: Site) -> None:
         times = [seconds(limited) for _ in range(5)]
         return max(times) < INIT_S and kept(limited) == {keeper}
 
-    # What doesn't answer within a second, because of others' work, isn't waited for any longer.
+    # On a busy machine, the server may not answer within a second, and isn't waited for any longer.
+    # So one of three tries must succeed.
     assert any(nobody_waits() for _ in range(3))
 
 
@@ -110,7 +111,7 @@ def test_a_limit_is_set_although_the_session_is_killed_or_stopped(
 ) -> None:
     keeper = keep(limited)
     os.kill(keeper, how)
-    seconds(limited)  # which sees that the limit is there
+    seconds(limited)  # this start notices that the session isn't usable
     wait_until(lambda: not is_running(keeper), "it is gone")
     wait_until(lambda: seconds(limited) < INIT_S, "there is another")
 

@@ -89,7 +89,7 @@ def test_containers_of_docker_and_podman_have_metrics(
                 assert found["assigned", first] == found["assigned", second] == 1
                 labels = labels_of(samples, container)
                 assert (labels["engine"], labels["name"]) == (title, name)
-                # Of a process that is in no container.
+                # The memory of a process that is in no container.
                 assert of_container(samples, "")["memory_used_bytes", second] == 3 * GIB
                 engine.call("rm", "--force", name).ok()
                 _wait_until_gone(port, container)
@@ -216,10 +216,10 @@ def test_without_root_the_metrics_are_written_as_incomplete(
     folder.mkdir()
     os.chown(folder, 65534, 65534)
     file = folder / "gpuhook.prom"
-    library = workspace / f"library-{folder.name}"  # which the installation hasn't got
+    library = workspace / f"library-{folder.name}"  # the installation doesn't have this library
     shutil.copytree(Path(prometheus_client.__file__).parent, library / "prometheus_client")
     env = {"PYTHONPATH": str(library)}
-    command = "from gpuhook.tools.cli import main; main()"  # the program itself has no PYTHONPATH
+    command = "from gpuhook.tools.cli import main; main()"  # the gpuhook program ignores PYTHONPATH
     words: list[str | Path] = [reachable / "python3", "-c", command, "metrics"]
     words += ["--textfile", file, "--config", configs["runc"]]
     done = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *words], env).ok()

@@ -30,7 +30,7 @@ from gpuhook_simulate.vendors.nvidia.state import load_machine
 
 MIB = 1 << 20
 SHARES = ("GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE")
-HIERARCHIES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # whose names are looked at: v1's, v2's
+HIERARCHIES = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")  # paths of v1 and v2, listed for names
 
 
 class Machine:
@@ -79,11 +79,11 @@ def test_first_scrape_has_utilization_and_later_ones_cover_the_interval(make: ty
         found = scrape(port)
         shares = values(found, "gpuhook_gpu_utilization_ratio")
         assert shares[first] == pytest.approx(0.6, abs=0.01)
-        assert sorted(shares.values())[:1] == [0]  # the other one's
+        assert sorted(shares.values())[:1] == [0]  # the other GPU's
         for name, expected in zip(SHARES, (0.4, 0.2, 0.0), strict=True):
             seen = values(found, f"DCGM_FI_PROF_{name}")
             assert seen[whole] == pytest.approx(expected, abs=0.01), name
-            assert len(seen) == 3  # a GPU, and two parts in place of the other
+            assert len(seen) == 3  # a whole GPU, and the other GPU's two parts
         sent = values(found, "DCGM_FI_PROF_PCIE_TX_BYTES")[whole]
         assert sent == pytest.approx(400 * MIB, rel=0.01)
         begun = time.monotonic()
@@ -126,7 +126,7 @@ def test_a_driver_without_events_has_all_other_values(make: type) -> None:
         found = scrape(port)
         assert values(found, "gpuhook_gpu_memory_used_bytes")[first] >= GIB
         assert values(found, "DCGM_FI_DEV_GPU_TEMP").keys() == {first, second}
-        assert values(found, "DCGM_FI_DEV_XID_ERRORS") == {}  # 0 would say that there was none
+        assert values(found, "DCGM_FI_DEV_XID_ERRORS") == {}  # 0 would mean that none has occurred
         errors = {labels["kind"]: value for name, labels, value in found
                   if name == "gpuhook_metrics_errors_total"}  # fmt: skip
         assert set(errors.values()) == {0}
@@ -165,7 +165,7 @@ def _actions(samples: Samples) -> dict[str, str]:
             if name == "gpuhook_gpu_recovery_action" and value == 1}  # fmt: skip
 
 
-# What enroot does, and Apptainer: a root and a device of its own, and no cgroup.
+# A container as enroot and Apptainer start it: it has its own root and device, but no cgroup.
 CONTAINER = """echo $$ >$1/cgroup.procs && mount --bind $2 $2 && mount -t tmpfs none $2/dev &&
 : >$2/dev/gpu && mount --bind $3 $2/dev/gpu && exec chroot $2 sleep 1000"""
 

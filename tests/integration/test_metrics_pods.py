@@ -22,7 +22,7 @@ from pod_resources import PodResources
 from gpuhook_simulate.vendors.nvidia.state import load_machine
 
 SLEEP = ("sleep", "1000")
-PODS = "k8s.io"  # containerd's namespace for the CRI's images
+PODS = "k8s.io"  # containerd's namespace for images of the CRI
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def test_a_pod_without_our_runtime_is_named_by_the_kubelet(node: Node, workspace
             samples = scrape(port)
             found = of_container(samples, container.name)
             assert (found["assigned", gpu], found["memory_used_bytes", gpu]) == (1, GIB)
-            # Two that share it: nobody says which is which.
+            # Two pods share the GPU, and nothing tells which of them the container belongs to.
             kubelet.given.append(("space", "second", "web", resource, (f"{gpu}::2",)))
             wait_until(
                 lambda: assigned_pods(scrape(port)) == {"alone", "second"},
@@ -169,7 +169,7 @@ def test_a_pod_without_our_runtime_is_named_by_the_kubelet(node: Node, workspace
             )
             assert names_of(labels_of(scrape(port), container.name)) == ("", "", "")
             kubelet.given.pop()
-            # One that hangs keeps nobody waiting; its pod has no name then.
+            # A kubelet that hangs doesn't delay the metrics; the container then has no pod name.
             kubelet.hangs = True
             samples = scrape(port)
             assert of_container(samples, container.name)["memory_used_bytes", gpu] == GIB

@@ -30,7 +30,7 @@ PATIENCE = 300.0
 COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "metrics")
 NASTY = 'quote " backslash \\ newline \n end'
 WINDOW = "20s"
-CRI = "io.containerd.runtime.v2.task/k8s.io"  # where containerd's CRI plugin has its bundles
+CRI = "io.containerd.runtime.v2.task/k8s.io"  # folder for bundles of containerd's CRI plugin
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def exporter(config: Path) -> Iterator[int]:
                 if b"Listening at" in line:
                     yield port
                     return
-                assert b"Nothing can listen" in line, line  # somebody else was faster
+                assert b"Nothing can listen" in line, line  # another process took the port
             finally:
                 stop(process)
     pytest.fail("no port is free")
@@ -133,7 +133,7 @@ def test_every_panel_and_variable_has_data(scene: Scene) -> None:
     def has_data() -> bool:
         missing.clear()
         for title, expression in dashboard.queries():
-            plain = expression.removesuffix(" or vector(0)")  # which would hide that there is none
+            plain = expression.removesuffix(" or vector(0)")  # the vector would hide missing data
             if not scene.prometheus.query(dashboard.filled(plain, WINDOW)):
                 missing[title] = expression
         return not missing
@@ -184,7 +184,8 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
     return {"series": f"{name}{{{words}}}", "values": values}
 
 
-# Alert -> series that fire it, and when, by promtool's notation for values a minute apart.
+# Alert -> series that fire it, in promtool's notation for values a minute apart, and the time of
+# the alert.
 FIRING = {
     "GpuhookExporterDown": ([series("up", "0x60", job="gpuhook", instance="a")], "10m"),
     "GpuhookIncomplete": ([series("gpuhook_metrics_complete", "0x60", instance="a")], "20m"),
@@ -222,18 +223,19 @@ QUIET = [
     series("gpuhook_gpu_recovery_action", "1x500", action="none", instance="a"),
     series("gpuhook_gpu_ecc_errors_total", "0+1x500", kind="corrected", instance="a"),
     series("gpuhook_gpu_ecc_errors_total", "4x500", kind="uncorrected", instance="a"),
-    # A program's fault, a while ago another, and a container that has just become idle.
+    # An error that a program caused, an older error of another kind, and a container that became
+    # idle only recently.
     series("gpuhook_gpu_xid_errors_total", "0+1x500", xid="13", instance="a"),
     series("gpuhook_gpu_xid_errors_total", "2x500", xid="79", instance="a"),
     series("gpuhook_container_gpu_assigned", "1x500", container_id="c", instance="a"),
     series("gpuhook_container_gpu_processes", "1x300 0x200", container_id="c", instance="a"),
-    # A GPU without memory of its own, a MIG device, a container whose processes nobody knows.
+    # A GPU without memory of its own, a MIG device, and a container whose processes aren't known.
     series("gpuhook_gpu_info", "1x500", vendor="nvidia", uuid="GB10", instance="a"),
     series("gpuhook_gpu_temperature_celsius", "40x500", uuid="GB10", instance="a"),
     series("gpuhook_gpu_info", "1x500", vendor="nvidia", uuid="MIG", instance="a"),
     series("gpuhook_gpu_memory_total_bytes", "5x500", uuid="MIG", instance="a"),
     series("gpuhook_container_gpu_assigned", "1x500", container_id="d", vendor="amd", instance="a"),
-    # A pod that the kubelet alone knows: nobody can say which processes are its.
+    # A pod that is known only from the kubelet, so its processes can't be determined.
     series("gpuhook_container_gpu_assigned", "1x500", pod="p", uuid="G", instance="a"),
 ]
 

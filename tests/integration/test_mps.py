@@ -31,7 +31,8 @@ from timeouts import in_time
 
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3
 GPU = "nvidia.com/gpu"
-# For what is the same whatever the version of MPS is: compute modes, and who isn't a client.
+# For tests whose result doesn't depend on the version of MPS: compute modes, and containers
+# that aren't clients.
 NEWEST = pytest.mark.parametrize("machine", [[*LIMITS][-1]], indirect=True, scope="module")
 OLDEST = pytest.mark.parametrize("machine", [next(iter(LIMITS))], indirect=True, scope="module")
 
@@ -54,7 +55,7 @@ def site(
 ) -> Iterator[Site]:
     runtime, entered = low_level
     config = write_config(tmp_path / "etc", machine.root, [runtime])
-    state = Path(f"/run/gpuhook-mps-{os.getpid()}")  # in a folder that root alone can change
+    state = Path(f"/run/gpuhook-mps-{os.getpid()}")  # /run, which only root can change
     text = config.read_text().replace(str(tmp_path / "etc/state"), str(state))
     config.write_text(text + SETTINGS)
     (machine.root / "simulate/compute").write_text("")
@@ -244,7 +245,7 @@ def test_killed_starts_are_completed_or_undone_by_the_next_command(site: Site) -
         assert not site.daemons()
 
 
-# Says when the daemon was started or, with set-up, has got the first of its limits, and then waits.
+# Print a line and wait, when the daemon is started or (set-up) when it has its first limit.
 KILLED = """
 import sys
 import time
@@ -280,7 +281,7 @@ def test_a_start_killed_before_all_limits_are_set_is_completed_by_the_next(
     site: Site, moment: str
 ) -> None:
     """No container starts meanwhile, and the next command sets the limits."""
-    site.change("active-thread-percentage = 40\n", "")  # for which the daemon could be asked
+    site.change("active-thread-percentage = 40\n", "")  # the daemon could be asked about this limit
     program = site.installation.command.parent / "python"
     env = {**os.environ, "GPUHOOK_CONFIG": str(site.config)}
     words: list[str | Path] = [program, "-c", KILLED, moment]
@@ -346,7 +347,8 @@ def test_an_unrecorded_daemon_is_ended(site: Site) -> None:
     assert site.modes() == [DEFAULT] * 3
 
 
-# Stands for the daemon's program: says that it has begun, and goes on when it may.
+# A replacement for the daemon's program, which reports its start and waits for permission
+# to continue.
 SLOW = """#!/bin/sh
 [ "$1" = -d ] || exec "$0.real" "$@"
 echo begun >{pipe}
@@ -652,7 +654,7 @@ def test_pods_get_their_shares_limited_by_the_configuration(
     with device_plugin(place, site.installation, site.config, GPU, *words) as kubelet:
         devices = kubelet.devices(GPU)
         healthy = {each.partition("::")[0] for each, it in devices.items() if it.healthy}
-        assert healthy == {site.driver.gpus[0].uuid}  # config.toml shares no other
+        assert healthy == {site.driver.gpus[0].uuid}  # config.toml shares only this GPU
         envs = kubelet.admit("pod", {GPU: count})["envs"]
         assert envs.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == threads
         total = site.kept()["devices"][0]["total"] >> 20

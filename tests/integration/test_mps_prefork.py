@@ -38,7 +38,7 @@ def clients(
 ) -> Iterator[Site]:
     """A site whose containers are clients of MPS, and print their settings."""
     made = Site(bundle, installation, machine, low_level[0], tmp_path)
-    state = Path(f"/run/gpuhook-mps-ready-{os.getpid()}")  # where root alone can change things
+    state = Path(f"/run/gpuhook-mps-ready-{os.getpid()}")  # /run, which only root can change
     text = made.config.read_text().replace(str(tmp_path / "etc/state"), str(state))
     made.config.write_text(text + SETTINGS.replace('"0,1"', '"0,2"'))
     made.settle()

@@ -73,7 +73,7 @@ def test_a_memory_limit_in_pod_annotations_sets_the_variable(node: Node) -> None
     with node.plugin():
         done = inside(node, "NVIDIA_GPU_MEMORY_LIMIT=16384", command=("env",), annotations=given)
     assert "NVIDIA_GPU_MEMORY_LIMIT=8192" in done.stdout.splitlines()
-    # The hook that gives the devices reads it, and this node's driver is older.
+    # The hook that adds the devices reads the amount, and this node's driver is older than that.
     with node.plugin(), pytest.raises(CriError, match="limits memory since release 615"):
         inside(node, "NVIDIA_VISIBLE_DEVICES=0", annotations=given)
     with node.plugin(), pytest.raises(CriError, match="isn't an amount of memory"):
@@ -156,7 +156,7 @@ def test_long_or_odd_values_in_a_pod_affect_no_other_pod(node: Node, driver: Dri
             inside(node, "NVIDIA_VISIBLE_DEVICES=" + "9," * 50_000 + "9")
         env = "NVIDIA_VISIBLE_DEVICES=1"
         assert seen(inside(node, env, command=look())).gpu_minors == {driver.gpus[1].minor}
-        assert node.log.read_text().count("Serves") == 1  # it was never dropped
+        assert node.log.read_text().count("Serves") == 1  # connected only once
 
 
 def test_a_slow_pod_is_refused_in_time(node: Node, driver: Driver) -> None:
@@ -174,7 +174,7 @@ def test_a_slow_pod_is_refused_in_time(node: Node, driver: Driver) -> None:
                     inside(node, "NVIDIA_VISIBLE_DEVICES=0", title=title)
             env = f"NVIDIA_VISIBLE_DEVICES={gpu.uuid}"
             assert seen(inside(node, env, command=look())).gpu_minors == {gpu.minor}
-            assert node.log.read_text().count("Serves") == 1  # it was never dropped
+            assert node.log.read_text().count("Serves") == 1  # connected only once
 
 
 def test_a_killed_plugin_gives_no_gpus_until_it_is_started_again(

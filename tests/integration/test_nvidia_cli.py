@@ -17,7 +17,7 @@ from harness.snapshot import nothing_left
 
 DEBIAN = image("debian")
 PROGRAM = "nvidia-container-cli"
-CDI = Path("/etc/cdi")  # the session has an /etc of its own
+CDI = Path("/etc/cdi")  # the test session has an /etc of its own
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_missing_driver_root_is_an_initialization_error(
 def hooked(bundle: Bundle, cli: Caller, driver: Driver, configs: dict[str, Path]) -> Bundle:
     """A bundle whose hook calls the program as containerd's oci-hook does."""
     script = (
-        # crun 1.28 writes the state in lines, with blanks.
+        # crun 1.28 writes the state in several lines, with blanks.
         "pid=$(grep -o '\"pid\" *: *[0-9]*' | grep -o '[0-9]*$'); "
         f"exec {cli.program} --root={driver.root} "
         f'configure --device=0,2 --utility --compute --pid="$pid" {bundle.root}'

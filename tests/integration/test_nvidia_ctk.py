@@ -20,7 +20,8 @@ from gpuhook.core.cdi import folders
 
 PROGRAM = "nvidia-ctk"
 CONTROL = {"nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}
-# A kernel with the driver shows its own: a namespace in which the simulated one is the kernel's.
+# A kernel with the driver shows its own files. In this mount namespace, the simulated driver's
+# files are in their place.
 _KERNEL = (
     "for path in dev proc/devices proc/driver sys/bus/pci sys/devices; do "
     'mount --rbind "$1/$path" "/$path" || exit; done; shift; exec "$@"'
@@ -214,7 +215,8 @@ def test_a_modprobe_owned_by_another_user_is_not_run(ctk: Caller, tmp_path: Path
         assert ctk(*words).failed().stderr.startswith("nvidia-ctk: ")
         assert not (tmp_path / "seen").exists()
         os.chown(owned, 0, -1)
-    # A link that leads elsewhere on the host leads below the root for what is started there.
+    # On the host, the link leads to another folder than for modprobe, which is started below
+    # the root.
     program.parent.rename(tmp_path / "programs")
     program.parent.symlink_to("/programs")
     (tmp_path / "programs/modprobe").write_text("#!/programs/sh\necho >/seen\n")

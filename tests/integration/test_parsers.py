@@ -132,7 +132,7 @@ def test_every_option_in_every_spelling_is_read_as_by_the_runtime(readers: Reade
     assert told - TELLING <= accepted, "their values are no good, or the probe is blind"
 
 
-# Options whose usual spelling we don't read: no engine writes them.
+# Options in their usual spelling that gpuhook doesn't read, because no engine writes them.
 UNREAD = TELLING | {"criu", "program-name", "HANG"}
 
 

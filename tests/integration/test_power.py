@@ -16,8 +16,9 @@ from harness.installation import Installation, write_config
 
 DAEMON = "etc/docker/daemon.json"
 DOCUMENT = "etc/cdi/gpus.yaml"
-# Run gpuhook; before the rename of that number, or after its end if that is 0, copy the disk. The
-# file system's journal has been written before a rename, and so the names that it has.
+# Run gpuhook, and copy the disk before the rename with the given number, or at the end if the
+# number is 0. An fsync before that rename writes the file system's journal, and so all earlier
+# names.
 CUT = """
 import os, shutil, sys
 left, disk, copy, other = int(sys.argv[1]), *sys.argv[2:5]

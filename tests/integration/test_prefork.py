@@ -30,7 +30,7 @@ from harness.prefork import (
     steps,
 )
 
-MEMORY = 25 << 10  # KiB of the processes that stand, shared pages counted once
+MEMORY = 25 << 10  # KiB for the waiting processes, with shared pages counted once
 
 
 @RUNTIMES
@@ -51,7 +51,7 @@ def test_a_container_run_to_its_end_is_served(site: Site) -> None:
     env = {"GPUHOOK_CONFIG": str(site.config)}
     before = time.monotonic()
     site.sees_its_gpus(site.bundle.run(site.installation.runtime, env))
-    assert time.monotonic() - before < 50.0  # and not the minute that one stands without work
+    assert time.monotonic() - before < 50.0  # less than the minute that an idle server waits
     assert not site.folder.exists()
     site.stand()
     site.bundle.config.write_bytes(site.plain)
@@ -174,7 +174,7 @@ def test_prefork_server_keeps_nothing_of_its_caller(site: Site, tmp_path: Path) 
     os.close(read_end)
 
 
-# What a caller lends all that it starts, and what that would make of others' containers.
+# Set attributes that all child processes inherit, and that would harm containers of other users.
 LENDS = """
 import ctypes, os, signal, sys
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -289,7 +289,7 @@ def test_a_hook_worker_imports_nothing(own: Site, tmp_path: Path) -> None:
     with subprocess.Popen(words, stderr=subprocess.PIPE) as tracing:
         assert tracing.stderr is not None
         for _ in range(2):
-            tracing.stderr.readline()  # once it is attached
+            tracing.stderr.readline()  # strace prints a line after it has attached to a process
         for name in ("compute,utility", "all", "graphics,display,ngx"):
             more = f'"NVIDIA_DRIVER_CAPABILITIES={name}","NVIDIA_VISIBLE_DEVICES=0,1:0"'.encode()
             own.plain = plain.replace(b'"NVIDIA_VISIBLE_DEVICES=0,1:0"', more)
@@ -392,7 +392,7 @@ def test_a_caller_in_another_root_is_not_served(site: Site, tmp_path: Path) -> N
     site.stand()
     subprocess.run(["mount", "--rbind", "--make-rprivate", "/", root], check=True)
     try:
-        site.run("chroot", root)  # which low-level runtimes refuse to leave
+        site.run("chroot", root)  # low-level runtimes refuse to leave a chroot
         assert site.helper
         assert not site.served
         site.works()

@@ -273,7 +273,7 @@ class KillsChild(threading.Thread):
     def run(self) -> None:
         host = os.stat("/proc/self/ns/mnt").st_ino
         end = time.monotonic() + 10
-        with suppress(OSError):  # it has ended in between
+        with suppress(OSError):  # the process has ended in between
             while os.stat(f"/proc/{self._pid}/ns/mnt").st_ino == host:
                 if time.monotonic() > end:
                     return

@@ -107,7 +107,7 @@ def test_a_server_stopped_at_any_moment_blocks_no_container(site: Site) -> None:
             starting = threading.Thread(target=lambda: results.append(site.run()))  # noqa: B023
             starting.start()
             time.sleep(chance.uniform(0, 0.03))
-            # Not children that may be at a container's mounts: those have a longer time.
+            # Workers that may be changing a container's mounts are left out: they get more time.
             for pid in site.standing | {site.ahead}:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
@@ -140,11 +140,11 @@ def test_all_stopped_prefork_processes_end(site: Site) -> None:
         wait_until(
             lambda: not any(is_running(pid) for pid in stopped - {helper}),
             f"they are gone: {stopped} without {helper}",
-            timeout=300.0,  # one that was getting ready has a minute
+            timeout=300.0,  # a worker that was getting ready has a timeout of one minute
             shown=lambda: "".join(status_of(pid) for pid in stopped if is_running(pid)),
         )
         with suppress(ProcessLookupError):
-            if helper:  # it had answered, and has a minute for the mounts
+            if helper:  # it had answered, and has a timeout of one minute for the mounts
                 os.kill(helper, signal.SIGKILL)
     finally:
         site.clear()
@@ -167,7 +167,7 @@ def test_a_worker_stopped_right_after_its_fork_blocks_no_container(
 ) -> None:
     """The worker has no parent that could kill it, and it hasn't set a timer yet."""
     site.stand()
-    stops = "inject=prctl:retval=0:signal=STOP"  # instead of the call that has it die with us
+    stops = "inject=prctl:retval=0:signal=STOP"  # replaces the call that ties it to its parent
     tracing = ["strace", "-f", "-p", str(site.server), "-e", "trace=prctl", "-e", stops]
     log = tmp_path / "strace"
     results: list[Result] = []
@@ -178,7 +178,7 @@ def test_a_worker_stopped_right_after_its_fork_blocks_no_container(
         wait_until(lambda: "stopped by SIGSTOP" in log.read_text(), "the child is stopped")
     try:
         [child] = site.processes - before
-        status = Path(f"/proc/{child}/status")  # it runs for a moment when strace lets go of it
+        status = Path(f"/proc/{child}/status")  # it runs for a moment when strace detaches
         wait_until(lambda: "State:\tT" in status.read_text(), "the child is stopped for good")
         os.kill(site.server, signal.SIGKILL)
         wait_until(lambda: not site.processes, "all are gone")
@@ -203,7 +203,7 @@ def test_a_container_outlives_an_ended_prefork_server(site: Site, how: str, tmp_
             os.kill(server, signal.SIGKILL)
             return
         for pid in site.processes:
-            with suppress(ProcessLookupError):  # its parent's end may have been its own
+            with suppress(ProcessLookupError):  # it may have exited with its parent
                 os.kill(pid, signal.SIGTERM)
 
     site.stand()
@@ -364,7 +364,7 @@ def test_kills_at_any_moment_refuse_only_containers_being_injected(site: Site) -
         else:
             refused.append(result.stdout)
     assert len(refused) <= KILLS // 3
-    if refused:  # crun doesn't show what a hook says
+    if refused:  # crun doesn't show what a hook prints
         kept = (site.config.parent / "state/errors.log").read_text()
         assert kept.count("The helper was killed. Start the container again.") == len(refused)
     site.works()
@@ -414,7 +414,7 @@ def test_a_changed_configuration_applies_at_once_and_ends_the_server(site: Site)
     )
     site.settle()
     assert seen(site.run()).gpu_minors == set()
-    # Sooner than where it has no work, after a minute.
+    # It exits sooner than an idle server would, which waits for a minute.
     wait_until(lambda: not site.processes & before, "the old one is gone", timeout=50)
 
 
@@ -458,7 +458,7 @@ def test_changed_files_of_the_installation_replace_the_server(
     site: Site, file: Callable[[Installation], Path], tmp_path: Path
 ) -> None:
     site.installation = copy_of(site.installation, tmp_path / "venv")
-    site.stand_again(())  # for the copies are young
+    site.stand_again(())  # a start may find the copied files too recent to trust
     before = site.processes
     replace(file(site.installation))
     site.works()
@@ -487,7 +487,7 @@ def test_server_is_replaced_after_a_package_file_is_written_in_place(
         site.works()
         return not site.processes & before
 
-    # By the look in detail, every ten seconds, also while containers start.
+    # The server checks its files in detail every ten seconds, also while containers start.
     wait_until(is_gone, "the old one is gone", timeout=50)
 
 

@@ -33,5 +33,5 @@ def test_programs_of_each_root_are_recorded_separately(
             ran.begin()
             entered.run("ctr", "version").ok()
             [noted] = ran.noted()
-            ran.begin()  # what this test has made is no engine that it was tested with
+            ran.begin()  # ctr here is the test's own script, not a tested engine
         assert noted[:3] == ("containerd", version, f"Debian {codename}")

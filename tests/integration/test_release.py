@@ -85,7 +85,7 @@ def test_the_launcher_is_static_for_each_machine(made: Path, machine: str, tmp_p
     assert "GNU_RELRO" in headers
     if machine == os.uname().machine:
         done = run([program, "--version"])
-        # Where this host has a configuration, it starts Python, and is in no installation here.
+        # If this host has a configuration, the program starts Python, which has no gpuhook here.
         is_python = "No module named 'gpuhook'" in done.stderr
         assert is_python or done.ok().stdout == run(["runc", "--version"]).ok().stdout
 

@@ -15,7 +15,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace, host_cgroups
 from harness.prefork import ONE
 
-# What systemctl daemon-reload and docker update come to: the device rules are written anew.
+# The effect of systemctl daemon-reload and docker update: the device rules are written again.
 LOSE = {
     "v1": """
 echo a >"/sys/fs/cgroup/devices$1/devices.deny"
@@ -34,7 +34,8 @@ for number in bpf.attached_programs(cgroup, "test")[1]:
 }
 
 
-# The same where there are cgroups below, whose list the kernel changes, too, and takes no a.
+# The same for a cgroup with child cgroups: the kernel changes their lists as well, and doesn't
+# accept "a" (all devices).
 LOSE_RULES = """
 cd "/sys/fs/cgroup/devices$1"
 for minor in 0 1 2 3 4 5 6 7 255; do echo "c 195:$minor rw" >devices.deny; done
@@ -150,7 +151,7 @@ def test_repair_restores_exactly_the_lost_devices(running: Running, driver: Driv
         if word == name:
             assert {*given} <= {*running.explained()}
         done = running.repair(word)
-        # Other containers of this machine may not be ours to repair, so all may fail for them.
+        # Other containers of this machine may not be gpuhook's to repair, so --all may fail there.
         assert done.status == 0 or word == "--all", done
         [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}: ")]
         assert line.startswith(f"{name}: access to /dev/nvidia")

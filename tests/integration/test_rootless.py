@@ -68,7 +68,7 @@ def user(
         ("/etc/passwd", f"{NAME}:x:{UID}:{UID}::{workspace}/home:/bin/sh\n"),
         ("/etc/group", f"{NAME}:x:{UID}:\n"),
     ):
-        with Path(file).open("a") as table:  # the session has an /etc of its own
+        with Path(file).open("a") as table:  # the test session has an /etc of its own
             table.write(line)
     config = write_config(workspace / "rootless", driver.root, ["crun"])
     open_kinds(config, "maker.example/card")
@@ -78,7 +78,7 @@ def user(
     with namespace(layout) as entered:
         own = f"cp -a {roots['debian']} {home}/root && chown -R {UID}:{UID} {home}"
         entered.run("sh", "-c", own).ok()
-        entered.run("mount", "--bind", config, podman_config).ok()  # in this namespace alone
+        entered.run("mount", "--bind", config, podman_config).ok()  # only in this namespace
         _open_folders(entered, home, roots["debian"], installation.hook)
         yield User(home, entered, config)
 
@@ -168,7 +168,8 @@ def test_a_user_installs_podman_parts_and_others_are_named_as_needing_root(
         said = {each["check"]: each for each in found if each["status"] not in ("ok", "note")}
         for each in said.values():
             assert "gpuhook install" not in each["remedy"], each
-        # Of this Docker, or of root's where one runs here; test_doctor_order looks at this alone.
+        # The finding is about this Docker, or about root's if one runs here. Only test_doctor_order
+        # checks its content.
         assert "docker-registered" in {each["check"] for each in found}
         user.call(command, "uninstall").ok()
         assert settings.read_text() == "{}"
@@ -199,7 +200,7 @@ def test_an_exclusive_device_is_refused_to_a_second_container_of_the_user(
 ) -> None:
     """The containers of a user know of each other through the user's own records."""
     before = installed.config.read_text()
-    own = Path(f"/run/user/{UID}")  # the session has a /run of its own
+    own = Path(f"/run/user/{UID}")  # the test session has a /run of its own
     own.mkdir(parents=True)
     os.chown(own, UID, UID)
     env = ("NVIDIA_VISIBLE_DEVICES=1",)
@@ -229,7 +230,7 @@ def test_an_exclusive_device_is_refused_to_a_second_container_of_the_user(
 def cdi(user: User, installation: Installation, tmp_path: Path) -> Iterator[User]:
     """The user, and a CDI spec that root has made with the user's configuration."""
     made = generate(installation, user.config, tmp_path)
-    document = Path("/etc/cdi/nvidia.json")  # the session has an /etc of its own
+    document = Path("/etc/cdi/nvidia.json")  # the test session has an /etc of its own
     document.parent.mkdir(exist_ok=True)
     document.write_text(with_mounted_nodes(made))
     yield user

@@ -39,7 +39,7 @@ def rpm() -> tuple[str, ...]:
 
     rpm doesn't count installed Debian packages as dependencies.
     """
-    # Before version 6 Debian's would rather have packages converted.
+    # Debian's rpm before version 6 refuses to install, and suggests to convert packages.
     force = ["--force-debian"] if "--force-debian" in run(["rpm", "--help"]).ok().stdout else []
     return ("rpm", *force, "--dbpath=/var/lib/rpm", "--nodeps")
 
@@ -111,7 +111,7 @@ def test_rpm_requires_the_libraries_of_the_debian_package(
     wanted = dict(re.findall(r"python3-([a-z0-9-]+) \(>= ([0-9.]+)\)", depends))
     if "yaml" in wanted:
         wanted["pyyaml"] = wanted.pop("yaml").removesuffix(".0")
-    if "protobuf" in wanted:  # Debian counts as the C++ library does
+    if "protobuf" in wanted:  # Debian uses the C++ library's version numbers
         wanted["protobuf"] = wanted["protobuf"].replace("3.", "4.", 1)
     lines = run(["rpm", "-qp", "--requires", rpms[name]]).ok().stdout.splitlines()
     found = [

@@ -12,7 +12,7 @@ from harness.snapshot import nothing_left
 
 Words = list[str | Path]
 
-# Words that the tests fill in: {root} the runtime's state folder, {bundle}, {log}, {pidfile}.
+# Command lines. The tests replace {root} (the runtime's state folder), {bundle}, {log}, {pidfile}.
 COMMAND_LINES: dict[str, tuple[list[str], list[str]]] = {
     "no options": ([], ["--bundle", "{bundle}"]),
     "state folder": (["--root", "{root}"], ["--bundle", "{bundle}"]),
@@ -123,7 +123,7 @@ def test_another_config_without_a_device_request_is_left_to_the_runtime(
     theirs = bundle.call(bundle.runtime, "run", *words, bundle.name)
     assert (ours.status, ours.stdout) == (theirs.status, theirs.stdout)
     assert ours.stdout == ("from the other\n" if bundle.runtime == "crun" else theirs.stdout)
-    # runc prints the time.
+    # runc prints the time before level=, so only the rest is compared.
     assert ours.stderr.partition("level=")[2] == theirs.stderr.partition("level=")[2]
 
 
@@ -151,7 +151,7 @@ def test_another_config_that_asks_for_a_gpu_is_refused(bundle: GpuBundle, driver
         if bundle.runtime == "crun":
             assert seen(done).gpu_minors == {driver.gpus[5].minor}
         else:
-            assert "config" in done.failed().stderr  # runc's own refusal
+            assert "config" in done.failed().stderr  # an error of runc itself
 
 
 @pytest.mark.parametrize("named", ["missing", "a folder", "no JSON"])

@@ -183,7 +183,7 @@ def test_mode_spec_gives_the_same_container_as_mode_hook(
     with bundles.bundle(workspace / "bundles", roots[kind], host, "runc") as bundle:
         bundle.environ(*ASK)
         undone = explained(bundle, installation, config, driver)
-    kinds = {"bind", "symlink", "ldcache", "write", "proc-driver"}  # of sockets, which come and go
+    kinds = {"bind", "symlink", "ldcache", "write", "proc-driver"}  # for sockets, not permanent
     assert {step["kind"] for step in undone} == kinds
     expected = without(linked_by_mounts(reference), undone)
     assert expected.differences(without(made, undone)) == {}

@@ -8,7 +8,7 @@ from harness.images import REPOSITORY
 from harness.installation import Installation
 
 PICTURES = REPOSITORY / "docs/images"
-# The doctor's names what is installed on the machine that it was drawn on.
+# The doctor's picture isn't among them: it shows the software of the machine that it was made on.
 SAME_EVERYWHERE = ("stats", "list", "explain")
 
 

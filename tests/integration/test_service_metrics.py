@@ -104,7 +104,7 @@ def test_prepared_and_failed_dra_claims_are_counted(dra_node: DraNode) -> None:
         said: dict[str, object] = dict(node.kubelet.prepare(GPU_DRIVER, good, bad))
         assert isinstance(said[bad.uid], str)
         node.kubelet.unprepare(GPU_DRIVER, good)
-        node.kubelet.prepare(GPU_DRIVER)  # a probe is no claim
+        node.kubelet.prepare(GPU_DRIVER)  # a kubelet's probe has no claims
         node.kubelet.unprepare(GPU_DRIVER, Claim("ns", "never", "0-1"))
         wait_until(lambda: found().get(("s_total", GPU_DRIVER, "unprepare")) == 2, "all counted")
         now = found()

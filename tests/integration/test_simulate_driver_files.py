@@ -99,7 +99,7 @@ def test_nvidia_smi_prints_its_table(built: Built) -> None:
     assert done.returncode == 0
     assert f"Driver Version: {built.driver_version}" in done.stdout
     assert "No running processes found" in done.stdout
-    assert "/ 70912MiB" in done.stdout  # the MIG device
+    assert "/ 70912MiB" in done.stdout  # the MIG device's memory
 
 
 def test_nvidia_smi_answers_queries_for_simulated_gpus(built: Built) -> None:

@@ -30,7 +30,7 @@ from gpuhook_simulate.vendors.nvidia.activity import SimulatedProcess
 VERSION = "580.65.06"
 LIBRARY_DIR = f"usr/lib/{os.uname().machine}-linux-gnu"
 
-# Run in a child below the root: NVML's and CUDA's view of it, by bare library names.
+# Runs in a child below the root: load NVML and CUDA by bare library names, and print their view.
 CHROOT = """
 import ctypes, os, sys
 os.chroot(sys.argv[1])
@@ -42,7 +42,7 @@ print(cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count)), count.value)
 """
 
 
-# Run in a child, which dies in the middle of its work.
+# Runs in a child, which is killed in the middle of its work.
 KILLED = """
 import os, signal, sys
 from gpuhook_simulate.build import build
@@ -85,13 +85,13 @@ def test_device_nodes_have_the_numbers_listed_in_proc_devices(folder: Path) -> N
     assert numbers(dev / "nvidia-uvm-tools") == (majors["nvidia-uvm"], 1)
     caps = majors["nvidia-caps"]
     assert numbers(dev / "nvidia-caps/nvidia-cap1") == (caps, 1)
-    assert numbers(dev / "nvidia-caps/nvidia-cap201") == (caps, 201)  # gpu1, instance 7
+    assert numbers(dev / "nvidia-caps/nvidia-cap201") == (caps, 201)  # GPU 1, instance 7
     assert numbers(dev / "dri/card1") == (226, 1)
     assert os.readlink(dev / "dri/by-path/pci-0000:1b:00.0-render") == "../renderD128"
     with open("/proc/devices", encoding="ascii") as file:
         used = {line.split()[0] for line in file.read().splitlines() if line[:3].strip().isdigit()}
     assert not {str(majors["nvidia-uvm"]), str(caps)} & used
-    # The kernel has no such driver; that it says so shows that the node itself works.
+    # The kernel has no such driver. Its error shows that the node itself works.
     with pytest.raises(OSError, match=r"No such (device or address|device)"):
         os.close(os.open(dev / "nvidia-uvm", os.O_RDONLY))
 
@@ -107,7 +107,7 @@ def test_nodes_for_selected_features_are_created(folder: Path) -> None:
     for name in ("nvidia-fs0", "gdrdrv", "infiniband/uverbs0", "nvidia-nvswitchctl"):
         assert numbers(dev / name)[0] not in {195, major}
     assert not (dev / "dri").exists()
-    assert not (dev / "nvidia-caps").exists()  # no model with MIG
+    assert not (dev / "nvidia-caps").exists()  # this model doesn't support MIG
 
 
 def test_proc_and_sys_describe_the_simulated_gpus(folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_building_again_replaces_the_old_root(folder: Path) -> None:
     build(Options(root=str(root), gpus=2, driver_version="535.1.1"))
     with open(root / LIBRARY_DIR / "libcuda.so.1", "rb") as old:
         build(Options(root=str(root), gpus=2, unplugged=frozenset({0})))
-        assert old.read(4) == b"\x7fELF"  # whoever uses the old driver still has it
+        assert old.read(4) == b"\x7fELF"  # a process that uses the old driver still has it
     assert not (root / "dev/nvidia0").exists()
     assert (root / "dev/nvidia1").exists()
     assert not (root / LIBRARY_DIR / "libcuda.so.535.1.1").exists()
@@ -301,7 +301,7 @@ def test_a_user_other_than_root_is_refused(folder: Path) -> None:
         "from gpuhook_simulate.place import check_place\n"
         f"check_place({str(folder)!r})\n"
     )
-    # The modules are loaded first: nobody may not be able to read them.
+    # The modules are loaded first, because the user nobody may not be able to read them.
     script = "import gpuhook_simulate.place\n" + script
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -361,7 +361,7 @@ def test_leftovers_of_a_killed_build_are_removed_by_the_next(folder: Path) -> No
     for each in others:
         each.mkdir()
         (each / "file").touch()
-    with new_tree(str(root)) as used:  # as by another process
+    with new_tree(str(root)) as used:  # as if another process used it
         build(Options(root=str(root)))
         assert Path(used).is_dir()
     assert sorted(folder.iterdir()) == sorted([root, *others])

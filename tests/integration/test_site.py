@@ -14,7 +14,7 @@ from gpuhook import __version__
 PARTS = (
     "docs", "scripts", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"
 )  # fmt: skip
-# What is appended to a page, and what is said of that.
+# Text that is appended to a page -> a part of the error that is reported for it.
 FAULTS = {
     "[x](no-such-page.md)": "no-such-page.md",
     "[x](cdi.md#no-such-heading)": "#no-such-heading",
@@ -40,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
 def test_the_documentation_site_is_built_with_all_pages(tree: Path) -> None:
     site = tree / ".work/site"
     (site / "search").mkdir(parents=True)
-    (site / "search/search_index.json").touch()  # an older one is there
+    (site / "search/search_index.json").touch()  # an index of an earlier build exists
     done = run([tree / "scripts/docs"]).ok()
     assert done.stdout.strip().endswith(".work/site/index.html")
     for page in (
@@ -60,7 +60,7 @@ def check_pages(site: Path) -> None:
     assert f"gpuhook {__version__}" in page
     assert 'rel="prev"' in page
     assert 'class="md-footer__link md-footer__link--next"' in page
-    # A picture is a link to its file, a terminal's scrolls on a narrow screen.
+    # A picture links to its file. A picture of a terminal can be scrolled on a narrow screen.
     assert re.search(r'<a class="terminal" href="../images/list.svg"><img [^>]+></a>', page)
     drawing = (site / "index.html").read_text()
     assert re.search(r'<a href="images/overview.svg"><img [^>]+></a>', drawing)
@@ -68,7 +68,7 @@ def check_pages(site: Path) -> None:
     assert "language-sh" in page
     assert "Compared with NVIDIA" in (site / "compare.html").read_text()
     assert 'href="compare.html"' in drawing
-    # Words with a sign before them are in the index without it, and --gpus is searched as gpus.
+    # The index has words without the punctuation before them, so --gpus is found as gpus.
     config = json.loads((site / "search/search_index.json").read_text())["config"]
     separator = re.compile(config["separator"])
     assert separator.split("--gpus=all")[-2:] == ["gpus", "all"]

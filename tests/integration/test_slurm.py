@@ -26,6 +26,6 @@ STEPS = (
 
 
 def test_all_steps_of_the_slurm_script_succeed(installation: Installation) -> None:
-    assert installation.command.exists()  # the script finds the same one
+    assert installation.command.exists()  # the script finds this installation, too
     done = run([SCRIPT]).ok()
     assert [step for step in STEPS if f"ok: {step}" not in done.stdout] == []

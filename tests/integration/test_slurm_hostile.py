@@ -22,7 +22,7 @@ from harness.slurm_scripts import (
     theirs,
 )
 
-# Mounts a filesystem as a user does, and serves it, or takes what is asked and never answers.
+# Mount a FUSE file system as a user does, and serve it, or accept requests and never answer.
 FUSE = """
 import os, signal, socket, struct, subprocess, sys
 place, kind, options = sys.argv[1:]
@@ -75,7 +75,7 @@ def site(workspace: Path) -> Iterator[Path]:
             for _, place in places:
                 run(["umount", place]).ok()
             while points := mounted_below(made):
-                run(["umount", "--lazy", min(points)]).ok()  # with what is below
+                run(["umount", "--lazy", min(points)]).ok()  # with all mounts below it
 
 
 @pytest.fixture
@@ -257,9 +257,9 @@ def process(group: Path, user: int, program: str) -> Iterator[subprocess.Popen[b
 
 
 WAITS = "import signal; print('ready', flush=True); signal.pause()"
-# /proc shows its files as root's (PR_SET_DUMPABLE).
+# A process whose files in /proc belong to root (PR_SET_DUMPABLE).
 HIDES = f"import ctypes; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); {WAITS}"
-# Its first thread has ended, as /proc shows it: a zombie (pthread_exit).
+# A process whose first thread has ended (pthread_exit), so /proc shows it as a zombie.
 LEADERLESS = """
 import ctypes, threading, time
 def go_on():
@@ -312,8 +312,8 @@ def test_processes_in_a_user_made_cgroup_are_not_killed(
         assert one.poll() is None
 
 
-# In a pid namespace of its own, where a number is given again as soon as it is free: after the look
-# at the job's process that is 400, and before the signal, that one ends, and Bea's gets its number.
+# In a pid namespace of its own, a pid can be reused at once. The job's process has pid 400. It ends
+# after gpuhook has checked it, but before the signal. Then a process of Bea gets the same pid.
 REUSED = """
 import os, signal, sys
 from gpuhook.hpc.slurm import job_groups

@@ -165,7 +165,7 @@ def test_a_reused_job_number_gets_only_its_users_files(scripts: Scripts, folder:
     as_user(ADA, "touch", folder / f"{ADA}.5/left").ok()
     scripts.prolog(folder, BEA, 5).ok()
     assert os.listdir(folder / f"{BEA}.5") == []
-    scripts.prolog(folder, ADA, 5).ok()  # as slurmd does that is started again while the job runs
+    scripts.prolog(folder, ADA, 5).ok()  # as a slurmd does that is restarted while the job runs
     assert os.listdir(folder / f"{ADA}.5") == ["left"]
     scripts.epilog(folder, BEA, 5).ok()
     assert jobs_in(folder) == [f"{ADA}.5"]
@@ -210,7 +210,7 @@ def test_the_epilog_follows_no_link(scripts: Scripts, site: Path, folder: Path) 
 def test_the_epilog_removes_nothing_in_untrusted_folders(
     scripts: Scripts, site: Path, folder: Path
 ) -> None:
-    scripts.epilog(folder, ADA, 5).ok()  # no job has done anything on this node yet
+    scripts.epilog(folder, ADA, 5).ok()  # the first job on this node has yet to do anything
     his = theirs(site / "his", ADA)
     kept = theirs(his / f"{ADA}.5", ADA)
     assert f"which belongs to user {ADA}" in scripts.epilog(his, ADA, 5).failed().stderr
@@ -227,7 +227,7 @@ def test_the_epilog_ends_only_processes_of_the_job(scripts: Scripts, folder: Pat
     """With cgroup v1, a user's runtime makes cgroups below the step's, which Slurm doesn't see."""
     users = {
         f"uid_{ADA}/job_{JOB}/step_0/task_0/x": ADA,
-        f"uid_{ADA}/job_{JOB}/step_1": BEA,  # of a container with users of its own
+        f"uid_{ADA}/job_{JOB}/step_1": BEA,  # a container with its own user mapping
         f"uid_{ADA}/job_{JOB}5/step_0": ADA,
         f"uid_{BEA}/job_{JOB}/step_0": BEA,
         f"uid_{ADA}/job_{JOB}/step_0/slurm": 0,
@@ -247,7 +247,7 @@ def test_the_epilog_ends_only_processes_of_the_job(scripts: Scripts, folder: Pat
 
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
-# Many, of which each makes another as soon as it may: its user has as many as are allowed.
+# Processes of which each starts another as soon as it can, up to the user's limit.
 RUNS_AWAY = """
 import os, resource, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -84,7 +84,7 @@ def test_gpu_hooks_added_by_the_engine_are_removed_in_mode_spec(
     """Docker's --gpus and podman's hooks-dir add a hook, which would do the work again."""
     nvidia = tmp_path / "nvidia-container-runtime-hook"
     nvidia.symlink_to(installation.hook)
-    # It reads what it is given, or crun says now and then that the pipe is broken.
+    # The hook reads its input; otherwise crun sometimes reports a broken pipe.
     other = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null"]}
     given = [
         {"path": str(hook), "args": [hook.name, "prestart"]} for hook in (nvidia, installation.hook)

@@ -17,7 +17,7 @@ from harness.installation import Installation, write_config
 from harness.prefork import ONE, RUNTIMES
 
 CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?([a-z0-9_]+)")
-# A module of ours, by the file that Python has compiled it to.
+# A module of gpuhook, by the path of its compiled file.
 MODULE = re.compile(r'openat\([^"]*"[^"]*/gpuhook/((?:\w+/)*)__pycache__/(\w+)\.[^"]*\.pyc"')
 EXEC = re.compile(r'^(\d+) +execve\("([^"]*)".*(?:\) += 0|<unfinished \.\.\.>)$')
 
@@ -63,7 +63,7 @@ def config(driver: Driver, tmp_path: Path) -> Path:
 def trace(bundle: Bundle, config: Path, log: Path, *argv: str | Path) -> Trace:
     env = {"GPUHOOK_CONFIG": str(config)}
     saved = bundle.config.read_bytes()
-    bundle.call(*argv, env=env).ok()  # saves the inventory and what the launcher needs
+    bundle.call(*argv, env=env).ok()  # this run saves the inventory and the launcher's data
     bundle.config.write_bytes(saved)
     bundle.call("strace", "-f", "-o", log, *argv, env=env).ok()
     bundle.config.write_bytes(saved)
@@ -115,7 +115,7 @@ def test_a_start_with_cdi_specs_loads_few_modules(
     bundle.call(bundle.installation.command, "cdi", "generate", *words).ok()
     for path in (folder / "nvidia.json", folder, config, config.parent):
         os.utime(path, (10**9, 10**9))
-    # What has just changed isn't saved.
+    # An inventory isn't saved while its sources have just changed.
     wait_until(lambda: time.time() > folder.stat().st_ctime + 4, "the documents are old enough")
     bundle.environ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all")
     create = ("create", "--bundle", bundle.path, "x")

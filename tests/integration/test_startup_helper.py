@@ -110,7 +110,7 @@ def case(bundle: Bundle, installation: Installation, driver: Driver, tmp_path: P
 def test_the_helper_does_the_hooks_work(case: Case) -> None:
     """The configuration is broken by then, so a hook that did the work itself would fail."""
     with nothing_left(case.driver.root, pid=case.bundle.namespace.pid):
-        ready = '[ "$(ls /proc/$helper/fd | wc -l)" -gt 20 ]'  # it has opened what it mounts
+        ready = '[ "$(ls /proc/$helper/fd | wc -l)" -gt 20 ]'  # it has opened all mount sources
         inside = seen(case.run(f"until {ready}; do :; done; echo broken >{case.config}"))
     case.assert_sees_its_gpus(inside)
     assert case.helper_is_gone()
@@ -199,7 +199,7 @@ def test_a_process_with_the_helpers_reused_pid_is_not_asked(case: Case) -> None:
     case.assert_sees_its_gpus(seen(again))
 
 
-# Gives another bundle the hooks of ours, and goes on with that bundle in place of ours.
+# Put the hooks of this bundle into another bundle, and continue with that bundle.
 OTHER_BUNDLE = """\
 python3 - {ours}/config.json {other.path}/config.json <<'END'
 import json, sys
@@ -247,7 +247,7 @@ def test_a_failure_has_the_same_message_with_helper_and_hook(case: Case) -> None
         messages = [record["msg"] for record in records]
         assert messages == [messages[0]] * 2
         assert messages[0].startswith("gpuhook-prestart: ")
-        # crun shows nothing that a hook says, whoever says it.
+        # crun shows no output of hooks, neither the helper's nor the hook's own.
         assert case.runtime == "crun" or messages[0] in helped.stderr
         assert case.runtime == "crun" or messages[0] in plain.stderr
 

@@ -27,7 +27,7 @@ class Host:
         self.config = Config()
         self.config.driver_root = str(self.root)
         self.config.state_dir = str(folder / "state")
-        self.config.nvml_timeout = 120  # a busy machine's tests may stand still for a while
+        self.config.nvml_timeout = 120  # on a busy machine, tests may stand still for a while
 
     def simulate(self, **options: Any) -> None:
         build(Options(root=str(self.root), **options))
@@ -53,7 +53,7 @@ def test_nvml_is_not_asked_again_for_an_unchanged_driver(host: Host) -> None:
     began = time.monotonic()
     first = host.inventory()
     assert time.monotonic() - began >= SLOW
-    host.config.nvml_timeout = 0.01  # less than it takes: to ask again would fail
+    host.config.nvml_timeout = 0.01  # less than NVML's start takes, so another query would fail
     assert host.inventory() == first
     assert len(first.gpus) == 8
 
@@ -129,7 +129,7 @@ def test_the_refresh_command_saves_the_inventory(host: Host, installation: Any) 
     assert (described["vendor"], described["devices"]) == ("nvidia", 3)
     assert described["links"] == []  # the first call has made them
     assert (left / "cache").read_text().splitlines()[1] == ":runc:crun:"
-    # What another installation saved, ours doesn't believe; but the file is there and whole.
+    # gpuhook doesn't trust an inventory that another installation saved, but the file is complete.
     (saved,) = Path(host.config.state_dir).glob("inventory-nvidia-????????????????")
     assert saved.read_text().count('"uuid"') == 3
     host.simulate(gpus=2)

@@ -32,9 +32,9 @@ from gpuhook_simulate.vendors.nvidia import SimulatedProcess, end_process, run_p
 GIB = 1 << 30
 PATIENCE = 300.0
 COMMAND = (sys.executable, "-c", "from gpuhook.tools.cli import main; main()", "stats")
-# As by hand, whatever signals whoever started us ignores.
+# As started by hand: signals that the test's parent process ignores have their default action.
 STARTED = ("env", "--default-signal", *COMMAND)
-RESTORED = "\x1b[?25h\x1b[?1049l"  # the cursor is shown, and the screen as it was
+RESTORED = "\x1b[?25h\x1b[?1049l"  # the cursor is shown, and the previous screen is restored
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ class Terminal:
         while select.select([self.fd], [], [], 0)[0]:
             try:
                 piece = os.read(self.fd, 1 << 16)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # the other end of the terminal is closed
                 break
             if not piece:
                 break
@@ -213,7 +213,7 @@ def _asking(pid: int) -> list[int]:
     """Return the ids of a process's children that query NVML."""
     found = []
     for each in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has exited
             if Path(f"/proc/{each}/comm").read_text() == "gpuhook-nvml\n":
                 found.append(each)
     return found

@@ -130,7 +130,7 @@ def test_two_services_never_share_a_gpu(node: Swarm, driver: Driver) -> None:
     node.remove("one-3")
     assert gpus_of(node, driver, "ninth") == {"ninth": free}
 
-    # When the node comes back, the same holds of the tasks that replace the old ones.
+    # When the node comes back, the tasks that replace the old ones get GPUs in the same way.
     before = {name: node.running(name) for name in (*found, "ninth")}
     node.stop()
     node.start()

@@ -38,7 +38,7 @@ NODES = (
 )  # fmt: skip
 OTHER = "/dev/nvhost-other"
 VIDEO = 44
-PLACES = {  # what is at its place in every container; those of links are in none of mode spec
+PLACES = {  # paths that each container has; mode spec makes none of the links
     "/etc/nv_tegra_release", "/etc/nvpmodel.conf", "/usr/share/nvpmodel/one.conf",
     f"{FOLDER}/libcuda.so.1.1", f"{FOLDER}/libnvrm_gpu.so",
 }  # fmt: skip
@@ -291,7 +291,7 @@ def test_list_explain_and_doctor_describe_tegra(
 def test_podman_gives_the_tegra_gpu_by_cdi_spec_and_hook(
     tegra: Devices, workspace: Path, host: Namespace, archive: Path, driver: Driver
 ) -> None:
-    del driver  # the images are made with it
+    del driver  # the images are built with it
     config = write_config(workspace / "tegra-podman-etc", tegra.root, ["runc"])
     off = "[features]\nno-additional-gids-for-device-nodes = true\n"  # podman here is too old
     config.write_text(config.read_text() + off)

@@ -223,7 +223,7 @@ def no_place_for_a_lease(scene: Scene) -> Result:
     config = exclusive(scene)
     state = scene.folder / "config/state"
     state.mkdir()
-    state.chmod(0o777)  # anybody might write a record
+    state.chmod(0o777)  # any user could write a record there
     return scene.start(ALL, config=config)
 
 
@@ -317,7 +317,7 @@ OURS: dict[str, Provocation] = {
     "'...' would have to be made in a volume of the container": volume_over_libraries,
     "what is mounted on ... in the container would show up on the host": shared_volume,
 }
-# Errors whose remedy says all that a user has to do: the page has no heading for them.
+# Errors whose message already says what to do, so the page has no heading for them.
 REMEDIES = {
     "...=... is in use by ..., and ... is exclusive here": (
         "Stop that container, or request another device"
@@ -409,13 +409,13 @@ DOCKERS: dict[str, Callable[[Docker], Result]] = {
         lambda engine: by_runc(engine, DEBIAN, "gpuhook-cuda-probe")
     ),
 }
-# What is said of a CDI name depends on whether client and daemon know CDI, or only the client does.
+# The error for a CDI name depends on whether client and daemon know CDI, or only the client does.
 CDI = {
     'could not select device driver "cdi" with capabilities: []',
     "unresolvable CDI devices nvidia.com/gpu=0",
     "docker: nvidia.com/gpu=0 is not an absolute path",
 }
-# And what is said of a runtime that isn't there depends on the daemon's age.
+# The error for a missing runtime depends on the daemon's version.
 RUNTIME = {"Unknown runtime specified gpu-py", "unknown or invalid runtime name: gpu-py"}
 OTHERS = {
     'default OCI runtime "gpu-py" not found: invalid argument',
@@ -426,7 +426,7 @@ OTHERS = {
     "unresolvable CDI devices ...",
     "sh: 0: getcwd() failed: No such file or directory",
 }
-# Headings below this one are no texts that a program prints.
+# Headings below this one aren't messages of a program.
 WITHOUT_TEXT = "## Without a message"
 
 

@@ -15,10 +15,10 @@ from harness.images import REPOSITORY, image
 from harness.installation import Installation
 
 PAGE = REPOSITORY / "docs/tutorial/simulated.md"
-# A block of commands, and what is printed where the page shows it.
+# A block of commands, and the output if the page shows it.
 BLOCK = re.compile(r"^```sh\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-FIRST = "## 2. Eight GPUs"  # before it stands how to install, as the fixture has done
-# Commands that are to fail: Docker's of a container that isn't started, the doctor's of a lost GPU.
+FIRST = "## 2. Eight GPUs"  # the text before it is about installation, which the fixture does
+# Commands that must fail: docker run with an unknown or lost GPU, and the doctor with a lost GPU.
 FAILING = ("VISIBLE_DEVICES=99", "VISIBLE_DEVICES=2 ", "gpuhook doctor")
 
 
@@ -68,7 +68,7 @@ def machine(workspace: Path, installation: Installation, archive: Path) -> Itera
     folder.mkdir()
     config = Path("/etc/docker/daemon.json")
     settings, kept = Path("/etc/gpuhook"), Path("/etc/gpuhook.kept")
-    if settings.exists():  # other tests', with a link to what they share
+    if settings.exists():  # a configuration of other tests, with a link to shared files
         settings.rename(kept)
     config.parent.mkdir(exist_ok=True)
     config.write_text("{}\n")
@@ -96,7 +96,7 @@ def steps() -> Iterator[tuple[str, str]]:
 
 
 def test_each_tutorial_step_prints_the_documented_output(machine: Machine) -> None:
-    done, was_there = 0, Path("/run/gpuhook").exists()  # as where gpuhook is installed
+    done, was_there = 0, Path("/run/gpuhook").exists()  # exists if gpuhook is installed
     for command, printed in steps():
         result = machine.perform(command)
         assert (result.status != 0) == any(each in command for each in FAILING), str(result)

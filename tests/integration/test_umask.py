@@ -58,7 +58,7 @@ def test_files_made_by_a_command_do_not_depend_on_the_umask(
     made: Callable[[str, str], dict[str, int]], command: str
 ) -> None:
     closed = made(command, "077")
-    # What is remembered of a file is called by its path.
+    # State files are named after the path of the file that they are about.
     assert {path.replace("%2F077%2F", "%2F022%2F"): mode for path, mode in closed.items()} == (
         made(command, "022")
     )

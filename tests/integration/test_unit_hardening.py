@@ -7,8 +7,8 @@ import pytest
 from harness.commands import run
 
 UNITS = Path(__file__).parents[2] / "packaging/systemd"
-# The highest exposure of each service, from 0 to 10. The watch can have nothing that gives it a
-# mount namespace, nor can MPS, which mounts for containers.
+# The highest exposure of each service, from 0 to 10. The watch can't have settings that create
+# a mount namespace. Neither can MPS, which mounts files for containers.
 EXPOSURE = {
     "gpuhook-cdi-refresh.service": 4.9,
     "gpuhook-device-plugin.service": 5.2,
@@ -21,7 +21,7 @@ EXPOSURE = {
 
 def exposure(unit: Path) -> float:
     words = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(unit)]
-    line = run(words).stdout.rstrip().rpartition("\n")[2]  # its status tells of the rating, too
+    line = run(words).stdout.rstrip().rpartition("\n")[2]  # its exit status depends on the rating
     return float(line.partition("exposure level for ")[2].split(" ")[1])
 
 

@@ -15,7 +15,7 @@ SENTENCE = (
     "'magic' isn't a driver capability, so the container gets compute and utility as well: "
     "compute,utility,video"
 )
-# Of compute, of utility, of video, and of graphics, which isn't asked for.
+# Libraries of compute, of utility, of video, and of graphics, which isn't requested.
 GIVEN, LEFT = ["libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1"], "libGLX_nvidia.so.0"
 
 

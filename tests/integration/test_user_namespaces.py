@@ -126,14 +126,14 @@ def test_a_hook_that_cannot_find_its_bundle_fails_until_it_is_configured(
     mapped: GpuBundle, driver: Driver, config: Path
 ) -> None:
     mapped.by_hook(config)
-    if mapped.runtime == "runc":  # it knows its bundle
+    if mapped.runtime == "runc":  # with runc, the hook can find its bundle
         assert_sees_its_gpus(mapped.call(mapped.runtime, "run", mapped.name), driver)
         return
     with nothing_left(driver.root, mapped.path / "upper", pid=mapped.namespace.pid):
         mapped.call(mapped.runtime, "run", mapped.name).failed()
     assert errors(config).startswith(f"gpuhook-prestart: {LOST}")
     hook = mapped.spec()["hooks"]["prestart"][0]
-    named = [*hook["args"], "--bundle", str(mapped.path)]  # as the error says
+    named = [*hook["args"], "--bundle", str(mapped.path)]  # as the error suggests
     mapped.change(lambda spec: spec.update(hooks={"prestart": [{**hook, "args": named}]}))
     assert_sees_its_gpus(mapped.call(mapped.runtime, "run", mapped.name), driver)
 

@@ -61,7 +61,7 @@ class Scene:
             "destination": destination, "source": str(source), "type": "bind",
             "options": ["rbind", "rprivate", options],
         }  # fmt: skip
-        # Engines name volumes before what documents add.
+        # Engines put volumes before the mounts of CDI specs.
         self.bundle.change(lambda spec: spec["mounts"].insert(5, mount))
 
     def start(self, script: str) -> Result:

@@ -24,9 +24,9 @@ from gpuhook.monitor.vendors.survey import concerns_us
 from gpuhook.tools.cdi.managed_specs import last_errors
 from gpuhook.tools.watch import DeviceEvents
 
-# What a watch waits in, select or pselect6: asm/unistd.h.
+# The numbers of the system calls that a watch waits in, select or pselect6: asm/unistd.h.
 SELECT = {"x86_64": ("23", "270"), "aarch64": ("72",)}[os.uname().machine]
-NULL = Path("/sys/class/mem/null/uevent")  # writing to it makes the kernel send an event
+NULL = Path("/sys/class/mem/null/uevent")  # a write to it makes the kernel send an event
 ZERO = Path("/sys/class/mem/zero/uevent")
 
 
@@ -90,7 +90,7 @@ class Watched:
         words = ["--cdi", "--engine=podman", f"--state-dir={self.state}"]
         env = {"GPUHOOK_CONFIG": str(self.config)}
         run([self._installation.command, "install", *words], env).ok()
-        return cdi_folder() / "nvidia.com-gpu.yaml"  # the session has a /run and an /etc of its own
+        return cdi_folder() / "nvidia.com-gpu.yaml"  # the session has its own /run and /etc
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -105,7 +105,7 @@ class Watched:
         folder = Path(f"/proc/{self.process.pid}")
         stat = folder / "stat"
         wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it has stopped")
-        # proc_pid_syscall(5): the call that it was stopped in.
+        # proc_pid_syscall(5): the file shows the call that the process was stopped in.
         if (folder / "syscall").read_text().split()[0] in SELECT:
             return True
         self.process.send_signal(signal.SIGCONT)

@@ -140,7 +140,7 @@ def test_a_moved_virtual_environment_still_works(
 def test_the_wheel_is_tagged_for_the_building_machine(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(members(wheel, ".dist-info/")["WHEEL"]).decode()
     assert f"Tag: py3-none-linux_{os.uname().machine}\n" in text
-    assert "Root-Is-Purelib: true\n" in text  # beside the bin folder, where the launcher looks
+    assert "Root-Is-Purelib: true\n" in text  # next to bin, where the launcher looks
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false"])

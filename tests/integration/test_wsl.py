@@ -234,7 +234,7 @@ def test_list_explain_and_doctor_describe_wsl(bundle: Bundle, config: Path, wsl:
 def test_podman_gives_wsl_gpus_by_cdi_spec_and_hook(
     wsl: Devices, workspace: Path, host: Namespace, archive: Path, driver: Driver
 ) -> None:
-    del driver  # the images are made with it
+    del driver  # the images are built with it
     config = write_config(workspace / "wsl-podman-etc", wsl.root, ["runc"])
     with (
         podman_with_hook(wsl, config, workspace / "wsl-podman", host, archive) as engine,

@@ -10,7 +10,7 @@ from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors.amd import discover
 from gpuhook_simulate.vendors import amd as simulate
 
-Drm = Mapping[str, list[str]]  # a folder of sysfs -> the names in its folder drm
+Drm = Mapping[str, list[str]]  # a folder in sysfs -> the names in its subfolder drm
 DRM, KFD = 226, 235  # majors
 
 

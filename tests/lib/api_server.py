@@ -52,7 +52,7 @@ class Watcher:
 
     resource: str
     node: str
-    end: float  # by the clock that a test moves
+    end: float  # by ``ApiServer.clock``, which a test can move
     events: "queue.SimpleQueue[bytes | None]" = field(default_factory=queue.SimpleQueue)
 
 
@@ -64,17 +64,17 @@ class ApiServer:
         self.tokens = {TOKEN}
         self.versions = ["v1"]
         self.release = ("1", "36")
-        self.lacking: set[str] = set()  # fields of devices and slices whose gates are off
+        self.lacking: set[str] = set()  # fields of devices and slices whose feature gates are off
         self.faults: list[Fault] = []
         self.asked: list[tuple[str, str, dict[str, str]]] = []
-        self.released = threading.Event()  # what hangs goes on
-        self.objects: dict[tuple[str, str, str], Object] = {}  # resource, namespace, name
+        self.released = threading.Event()  # when set, requests that hang continue
+        self.objects: dict[tuple[str, str, str], Object] = {}  # keys: resource, namespace, name
         self.version = 100
-        self.floor = 0  # what happened until then isn't known any more
+        self.floor = 0  # older history has been deleted
         self.history: list[tuple[int, str, str, Object]] = []
         self.watchers: list[Watcher] = []
         self.lock = threading.RLock()
-        self.clock = 0.0  # of watches that end, where a test moves it
+        self.clock = 0.0  # seconds; tests move it to let watches end
         self.url = ""
         self._made = 0
 
@@ -298,7 +298,7 @@ class ApiServer:
                 for key, each in self.objects.items()
                 if key[0] == resource and _fits(each, _node_of(query))
             ]
-            for each in found:  # as in Kubernetes' lists
+            for each in found:  # Kubernetes omits both fields in a list's items
                 each.pop("kind", None)
                 each.pop("apiVersion", None)
             return {"items": found, "metadata": {"resourceVersion": str(self.version)}}
@@ -318,7 +318,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.request.do_handshake()
             super().handle()
-        except OSError:  # the client went, or didn't like us
+        except OSError:  # the client closed the connection, or rejected the certificate
             self.close_connection = True
 
     def log_message(self, *words: Any) -> None:
@@ -432,7 +432,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         with contextlib.suppress(queue.Empty):
             while event := watcher.events.get(timeout=max(0.01, end - time.monotonic())):
-                half = len(event) // 2  # whatever reads it must bear pieces
+                half = len(event) // 2  # clients must be able to read events in pieces
                 for piece in (event[:half], event[half:]):
                     self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             if event is None:

@@ -14,18 +14,19 @@ from harness.inside import GPU_MAJOR
 CARRIED = Path("/carried")
 DRIVER = Path("/srv/gpus")
 GPUS = 4
-USER = "ada"  # an ordinary one
+USER = "ada"  # an unprivileged user
 REQUEST = "NVIDIA_VISIBLE_DEVICES=0,2"
 GIVEN, REFUSED = (0, 2), (1, 3)
 OURS = ("gpuhook", "gpu-py", "gpu-docker", "nvidia", "/cdi")
-BUSYBOX = image("busybox")  # the smallest with devopen
-# What open() gives: the driver of the node is not there, or the cgroup doesn't let it be asked.
+BUSYBOX = image("busybox")  # the smallest image that has devopen
+# Results of open(): the node's driver doesn't exist, or the cgroup denies access to the node.
 ALLOWED, DENIED = "ENXIO", "EPERM"
-# The controllers of cgroup v2; none where v1 has them, and None where there is no v2.
+# The controllers of cgroup v2: empty if v1 has them, and None if there is no cgroup v2.
 _CONTROLLERS = Path("/sys/fs/cgroup/cgroup.controllers")
 CONTROLLERS = _CONTROLLERS.read_text().split() if _CONTROLLERS.exists() else None
 DAEMON_JSON = Path("/etc/docker/daemon.json")
-# Debian 12's: it tells systemd no rules of devices; later ones do, and write v2's again at update.
+# Debian 12's crun passes no device rules to systemd. Later versions do, and they write cgroup v2's
+# rules again at an update.
 CRUN_IS_OLD = run(["crun", "--version"]).stdout.startswith("crun version 1.8.")
 
 
@@ -124,7 +125,7 @@ class Container:
     def scope(self) -> str:
         """Return the name of the systemd unit that is the container's cgroup."""
         pid = self.property("{{.State.Pid}}")
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()  # v1 has several
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()  # v1 has several lines
         return next(part for part in "/".join(lines).split("/") if part.endswith(".scope"))
 
 
@@ -144,7 +145,7 @@ def update(container: Container) -> None:
     call(*container.engine, "update", "--cpu-shares=512", container.name)
 
 
-# What writes a container's cgroup again.
+# Actions that make the device rules of a container's cgroup be written again.
 DISTURBANCES: Mapping[str, Callable[[Container], None]] = {
     "daemon-reload": daemon_reload,
     "set-property": set_property,

@@ -16,8 +16,8 @@ from harness.inside import GPU_MAJOR
 from nodes import FIRST, NODES, Node
 
 DEBIAN = image("debian")
-BUNDLE = "/srv/bundle"  # on each node that Slurm has
-USER_ID = 4401  # of the user who starts jobs
+BUNDLE = "/srv/bundle"  # on each node that runs Slurm
+USER_ID = 4401  # the user id of the user who starts jobs
 _UUID = re.compile(r"UUID: (GPU-[^)]*)\)")
 _OPEN_ALL = (
     f"for m in $(seq 0 {GPUS - 1}); do\n"

@@ -6,7 +6,7 @@ import click
 
 from gpuhook.tools.cli._help import Command
 
-WIDTH = 78  # of the help's lines
+WIDTH = 78  # columns of the help text
 
 
 def commands(

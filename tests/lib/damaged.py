@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-_WRONG = (1.5, [1.5], {"x": 1.5})  # what nothing of ours has anywhere
+_WRONG = (1.5, [1.5], {"x": 1.5})  # values that are valid nowhere in gpuhook's saved data
 
 
 def every(value: Any, most: int = 2) -> Iterator[Any]:

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Self
 import grpc
 import wire
 
-DEADLINE_S = 45  # of a call, as the kubelet has it
-PATIENCE_S = 300  # of a test, on a busy machine
+DEADLINE_S = 45  # seconds for a call, as in the kubelet
+PATIENCE_S = 300  # seconds that a test waits, enough on a busy machine
 POLL_S = 0.02
 _CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 REGISTRATION = "/pluginregistration.Registration/"

@@ -88,7 +88,7 @@ def _end_where_told(told: Path) -> None:
 
 def main() -> None:
     words = json.loads(sys.argv[1])
-    sys.argv[0] = words["program"]  # our programs are looked for beside it
+    sys.argv[0] = words["program"]  # gpuhook looks for its other programs beside this one
     config = load(words["config"])
     choices = Choices(words["node"], drivers=words.get("drivers", {}))
     if words.get("killable"):

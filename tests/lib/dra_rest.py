@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-_GRPCS_OWN = ("event_engine", "lifeguard", "grpc_global_tim")  # threads that only look around
+_GRPCS_OWN = ("event_engine", "lifeguard", "grpc_global_tim")  # threads that only monitor
 
 
 def memory(pids: Iterable[int]) -> int:

@@ -14,7 +14,8 @@ from harness.commands import Result, run
 
 POLICY = Path("/etc/selinux/default/policy/policy.34")
 CONTEXTS = "/etc/selinux/default/contexts/files/file_contexts"
-# Who calls podman: a unit, as Quadlet's are, so that podman runs in its domain, or root at a shell.
+# How podman is called: by a systemd unit, as with Quadlet, so that podman runs in its own domain,
+# or by root in a shell.
 CALLERS: dict[str, tuple[str, ...]] = {
     "service": ("systemd-run", "--wait", "--quiet", "--collect"),
     "shell": (),
@@ -24,7 +25,8 @@ _DENIED = re.compile(
     r"scontext=(?P<source>\S+) tcontext=(?P<target>\S+) tclass=(?P<kind>\S+)"
 )
 _COMMAND = re.compile(r'comm="([^"]*)"')
-# The simulated driver is no module: a kernel that knows no driver for a node asks for one by that.
+# The simulated driver isn't a kernel module. When a node's driver is unknown, the kernel requests
+# a module by a name with this prefix.
 _NO_DRIVER = 'kmod="char-major-'
 
 
@@ -54,7 +56,7 @@ class Denials:
     """The denials of this boot, read in parts."""
 
     def __init__(self) -> None:
-        call("sysctl", "--write", "kernel.printk_ratelimit=0")  # every message, however many
+        call("sysctl", "--write", "kernel.printk_ratelimit=0")  # log all denials, without a limit
         self._seen = 0
         self.usual: set[tuple[str, ...]] = set()
 

@@ -112,7 +112,7 @@ class Tree:
         file = self.root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         here = os.open(file.parent, os.O_PATH)
-        try:  # by /proc, because a socket's path has at most 107 characters
+        try:  # /proc shortens the path: a socket's path has at most 107 characters
             listener.bind(f"/proc/self/fd/{here}/{file.name}")
         finally:
             os.close(here)

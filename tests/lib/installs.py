@@ -14,7 +14,8 @@ ENGINES = (
 _K0S = "# k0s_managed=true\n"
 _K3S = "var/lib/rancher/k3s/agent/etc/containerd"
 _MICROK8S = "var/snap/microk8s/current/args"
-# Engines' files as an administrator may have them; a folder stands for an engine without a file.
+# Engines' configuration files as an administrator may have them. An engine without a file is
+# represented by its folder, which has another file.
 TEXTS = {
     "etc/docker/daemon.json": (
         "",

@@ -30,10 +30,11 @@ import wire
 VERSION = "v1beta1"
 REGISTRY, CHECKPOINT = "kubelet.sock", "kubelet_internal_checkpoint"
 PLUGIN = "/v1beta1.DevicePlugin/"
-DIAL_S = 10  # as long as the kubelet waits for a plugin that is registering
-PATIENCE_S = 300  # of a test, on a busy machine
+DIAL_S = 10  # seconds that the kubelet waits for a plugin that is registering
+PATIENCE_S = 300  # seconds that a test waits, enough on a busy machine
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
-# Every connection is one of its own, and none waits out the failures of an earlier one.
+# gRPC must not share connections between channels: a shared one would wait after failures of an
+# earlier one.
 _CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 
 
@@ -90,7 +91,7 @@ class Endpoint:
     channel: Any
     prefers: bool
     connected: bool = True
-    ended: str = ""  # the status code of the stream
+    ended: str = ""  # the status code that ended the stream
     lists: int = 0
     devices: dict[str, Device] = field(default_factory=dict)
     stream: Any = None
@@ -99,7 +100,7 @@ class Endpoint:
         """Return a plugin's answer; grpc.RpcError if it refuses."""
         try:
             answer: bytes = self.channel.unary_unary(PLUGIN + method)(request, timeout=timeout)
-        except ValueError:  # from gRPC, where the stream has ended meanwhile
+        except ValueError:  # gRPC raises it if the channel has been closed meanwhile
             raise AdmissionError(f"endpoint {self.resource} has been stopped") from None
         return answer
 
@@ -150,7 +151,7 @@ class Kubelet:
         self._changed = threading.Condition()
         self._reads = threading.Lock()
         self._server: Any = None
-        self._life: object = None  # changes with each start
+        self._life: object = None  # a new object for each start
 
     # Its life ------------------------------------------------------------------------------
 
@@ -170,7 +171,8 @@ class Kubelet:
         service = grpc.method_handlers_generic_handler("v1beta1.Registration", handlers)
         self._server = grpc.server(ThreadPoolExecutor(8))
         self._server.add_generic_rpc_handlers((service,))
-        # gRPC removes the socket of a server that ends, a kubelet leaves it. So gRPC has another.
+        # gRPC removes the socket of a server that stops, but a kubelet leaves it. So gRPC uses
+        # another path, and the kubelet's socket is a hard link to it.
         live = self._live()
         live.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{live}")
@@ -185,7 +187,7 @@ class Kubelet:
             self._life = None
             endpoints, self._endpoints = self._endpoints, {}
         for each in endpoints.values():
-            each.stream.cancel()  # who listens to it closes the connection, which takes a while
+            each.stream.cancel()  # its listener thread then closes the channel, a bit later
         self._server.stop(0).wait()
         self._server = None
         self._live().unlink(missing_ok=True)
@@ -239,7 +241,7 @@ class Kubelet:
         new = Endpoint(resource, path, channel, bool(wire.integer(options, 2)))
         new.stream = channel.unary_stream(PLUGIN + "ListAndWatch")(b"")
         with self._changed:
-            if self._life is not life:  # it has ended meanwhile, and another may run
+            if self._life is not life:  # the kubelet has stopped or restarted meanwhile
                 channel.close()
                 return
             old = self._endpoints.get(resource)
@@ -256,7 +258,7 @@ class Kubelet:
                 with self._reads:
                     self._take_in(endpoint, text)
             ended = "OK"
-        except (grpc.RpcError, ValueError) as error:  # the latter where its channel was closed
+        except (grpc.RpcError, ValueError) as error:  # ValueError if its channel was closed
             ended = error.code().name if isinstance(error, grpc.RpcError) else "CLOSED"
         with self._changed:
             endpoint.connected, endpoint.ended = False, ended
@@ -327,7 +329,7 @@ class Kubelet:
         with self._changed:
             end = time.monotonic() + seconds
             while not condition():
-                # Not all that a condition may ask for is known here: so it is asked again, too.
+                # Not every change of a condition sends a notification, so it is checked again, too.
                 self._changed.wait(0.05)
                 assert time.monotonic() < end, f"{what}: not within {seconds} s"
 
@@ -422,7 +424,7 @@ class Kubelet:
         self.chance.shuffle(available)
         hint = []
         if endpoint.prefers:
-            with contextlib.suppress(grpc.RpcError):  # then the kubelet chooses itself
+            with contextlib.suppress(grpc.RpcError):  # on an error, the kubelet itself chooses
                 hint = self.preferred(resource, available, [], count)
         preferred = [each for each in dict.fromkeys(hint) if each in available]
         chosen = list(dict.fromkeys([*preferred, *available]))[:count]

@@ -16,12 +16,13 @@ from gpuhook.prefork import launcher_cache
 
 HERE = Path(__file__).parent
 PROBE = HERE / "launcher_probe.c"
-# With AddressSanitizer and UndefinedBehaviorSanitizer, in the program, so that it needs no library.
+# With AddressSanitizer and UndefinedBehaviorSanitizer, linked statically so that the program needs
+# no library of theirs.
 SANITIZED = (
     "gcc", *FLAGS, "-Werror", "-g", "-O1", "-fsanitize=address,undefined", "-static-libasan",
     "-static-libubsan", "-fno-sanitize-recover=all", "-include", str(HERE / "sanitized.h"),
 )  # fmt: skip
-PATIENCE = 5.0  # seconds that the launcher waits for an answer, twice
+PATIENCE = 5.0  # seconds that the launcher waits for an answer, in each of two steps
 PYTHON = """\
 #!/bin/sh
 shift 5

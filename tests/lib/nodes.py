@@ -59,7 +59,7 @@ class Node:
 
     def power_off(self) -> None:
         """Turn the machine off like a power cut: no services are stopped, no messages are sent."""
-        with suppress(OSError, ValueError):  # there is no answer
+        with suppress(OSError, ValueError):  # the connection breaks without an answer
             self.run("systemctl", "poweroff", "--force", "--force")
 
     def is_up(self) -> bool:

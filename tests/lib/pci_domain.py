@@ -17,7 +17,7 @@ def move(root: Path, domain: str) -> None:
                 path.symlink_to(target)
             elif path.is_file() and (text := path.read_text()):
                 path.chmod(0o644)
-                # KFD's properties have it as a number.
+                # KFD's properties have the domain as a decimal number.
                 text = text.replace("\ndomain 0\n", f"\ndomain {int(domain, 16)}\n")
                 path.write_text(text.replace(_USUAL, f"{domain}:"))
             if _USUAL in name:

@@ -16,7 +16,7 @@ class PodResources:
 
     def __init__(self, socket: Path, *given: Given) -> None:
         self.given = [*given]
-        self.asked = threading.Semaphore(0)  # once for each question
+        self.asked = threading.Semaphore(0)  # released once for each request
         self.hangs = False
         self._ends = threading.Event()
         handlers = {"List": grpc.unary_unary_rpc_method_handler(self._list)}

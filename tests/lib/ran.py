@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# What is called, the name that people know, and what prints the version of that.
+# A program that tests call -> the product's name, and the command that prints its version.
 PROGRAMS = {
     "docker": ("Docker", ("dockerd", "--version")),
     "dockerd": ("Docker", ("dockerd", "--version")),
@@ -32,13 +32,13 @@ PROGRAMS = {
     **dict.fromkeys(("test-slurm", "srun", "sbatch"), ("Slurm", ("slurmctld", "-V"))),
 }
 OURS = "gpu-py"
-# They run the command that follows their options.
+# Programs that run the command that follows their options.
 _WRAPPERS = {"env", "nsenter", "setpriv", "unshare"}
 _VALUE = re.compile(r"-.*|\d+|KILL|TERM|\w+=.*")
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _TIMEOUT_S = 300.0
 
-# A program's name, version, the distribution it is of, and the layout of the cgroups it saw.
+# A program's name, its version, its distribution, and the cgroup layout that it saw.
 Program = tuple[str, str, str, str]
 ACTIVE = False
 _noted: set[Program] = set()
@@ -84,7 +84,7 @@ def note_daemon(path: Path) -> None:
         pid = struct.unpack("3i", about)[0]
         called = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
-        return  # a test may have ended it since it answered
+        return  # a test may have ended the process since it answered
     into = ["nsenter", "-t", str(pid), "-m", "--"]
     found = _program(called, into) if called in PROGRAMS else None
     _noted.update([found] if found else [])
@@ -112,14 +112,14 @@ def distribution(root: str | Path = "/") -> str:
     values = {name: value.strip("\"'") for name, value in known.items()}
     named = values.get("VERSION_CODENAME") or values.get("VERSION_ID", "")
     if values.get("PRETTY_NAME", "").endswith("/sid"):
-        named = "sid"  # which goes by the name of the release that it will be
+        named = "sid"  # Debian sid has the codename of the next release
     return f"{values.get('NAME', 'unknown').removesuffix(' GNU/Linux')} {named}".strip()
 
 
 def cgroups(pid: int | str = "self") -> str:
     """Return the cgroup layout that a process sees: v1, v2, or hybrid (v1 and an empty v2 tree)."""
     kinds = {}
-    table = Path(f"/proc/{pid}/mountinfo").read_bytes()  # text would end lines at \r, too
+    table = Path(f"/proc/{pid}/mountinfo").read_bytes()  # text mode would also split at \r
     for line in table.decode("utf-8", "replace").split("\n")[:-1]:
         fields = line.split(" ")
         kinds[fields[4]] = fields[fields.index("-") + 1]
@@ -149,7 +149,7 @@ def _low_level(env: Mapping[str, str]) -> str:
         config = tomllib.loads(Path(env["GPUHOOK_CONFIG"]).read_text("utf-8"))
         return os.path.basename(str(config["nvidia-container-runtime"]["runtimes"][0]))
     except (OSError, LookupError, TypeError, ValueError):
-        return ""  # tests of bad configurations write whatever is wrong
+        return ""  # tests of invalid configurations may write anything
 
 
 def _program(called: str, into: Sequence[str]) -> Program | None:
@@ -157,7 +157,7 @@ def _program(called: str, into: Sequence[str]) -> Program | None:
     pid = into[into.index("-t") + 1] if "-t" in into else "self"
     name, argv = PROGRAMS[called]
     try:
-        # Not by the root's device and inode, which the next one that is mounted may have as well.
+        # The root's device and inode aren't in the key: the next mounted root may have the same.
         started = Path(f"/proc/{pid}/stat").read_text("latin-1").rpartition(")")[2].split()[19]
         key = (pid, started, name)
         if key not in _versions:
@@ -168,4 +168,4 @@ def _program(called: str, into: Sequence[str]) -> Program | None:
             return None
         return name, _versions[key], distribution(f"/proc/{pid}/root"), cgroups(pid)
     except (OSError, subprocess.SubprocessError):
-        return None  # it has ended, or isn't there
+        return None  # the process has ended, or the program doesn't exist

@@ -23,7 +23,7 @@ import results
 from gpuhook import __version__
 from gpuhook.vendors import registry
 
-# What the tests of a file are about, by how its name begins; the first that fits.
+# The beginning of a test file's name -> the topic of its tests. The first match counts.
 KINDS = {
     "test_cdi": "CDI documents",
     "test_doctor_cdi": "CDI documents",
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--results")
     if path:
         ran.ACTIVE = True
-        if not hasattr(config, "workerinput"):  # else pytest-xdist's first process writes
+        if not hasattr(config, "workerinput"):  # with pytest-xdist, only the main process writes
             config.pluginmanager.register(Recorder(config, Path(path)))
 
 
@@ -76,7 +76,7 @@ class Recorder:
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self._config = config
         self._path = path.absolute()
-        self._path.unlink(missing_ok=True)  # an older run's
+        self._path.unlink(missing_ok=True)  # a file of an earlier run
         self._host = host()
         self._lacking = ""
         self._outcomes: dict[str, str] = {}

@@ -45,40 +45,41 @@ class Sample:
     spaces. Settings are those of the simulator, with _ in place of each - in their names.
     """
 
-    # A machine of ``count`` devices with ``settings``, requests there with the labels of the
-    # devices that they mean, requests of unknown devices, and what the error says (a pattern).
+    # A machine has ``count`` devices and ``settings``. ``named`` has requests with the labels of
+    # the devices that they mean. ``unknown`` has requests of unknown devices, and ``it_has`` is
+    # a pattern for their error.
     count: int
     settings: Settings = field(default_factory=dict)
     named: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
     it_has: str
-    # Requests of nothing.
+    # Requests that mean no devices.
     nothing: tuple[str, ...] = ()
-    # Changes of a machine with two devices that make its inventory stale.
+    # Changes of a machine with two devices, each of which makes a saved inventory stale.
     changes: tuple[Change, ...]
-    # A node of the second device; and what is said if its numbers aren't the driver's.
+    # A device node of the second device, and the error if its numbers aren't the driver's.
     node: str
     other_numbers: str
-    # Settings that leave out the second of two devices' nodes, and their paths.
+    # Settings that leave out the node of the second of two devices, and the path of that node.
     without_node: tuple[Settings, str] | None = None
     orders: tuple[Order, ...] = ()
-    # Settings of a machine whose inventory has all kinds of content.
+    # Settings of a machine whose inventory has every kind of content.
     saved: Settings = field(default_factory=dict)
-    # Settings that the simulator refuses, and the error's text.
+    # Settings that the simulator refuses, and the text of the error.
     refused: tuple[Settings, str] | None = None
-    # Whether its CDI specs have hooks.
+    # Whether the vendor's CDI specs have hooks.
     has_hooks: bool = False
-    # Whether the simulator puts its devices on a PCI bus.
+    # Whether the simulator puts the vendor's devices on a PCI bus.
     on_pci: bool = True
-    # Its modules that a container start imports.
+    # The vendor's modules that a container start imports.
     imported: frozenset[str] = frozenset({"names", "vendor"})
     claim: Claim
-    # What is spelled only in the vendor's folders (a pattern), or also in these files there.
+    # A pattern for words that only the vendor's folders may contain, and other files that may, too.
     spelled: str
     spelled_in: tuple[str, ...] = ()
-    # The doctor's only finding on a machine with four devices; "" for tests of the vendor's own.
+    # The doctor's only finding on a machine with four devices; "" if the vendor has its own tests.
     in_order: str = ""
-    # Its findings on machines with these settings: status, and the beginning of the message.
+    # The doctor's findings on machines with these settings: status, and beginning of the message.
     findings: tuple[tuple[Settings, str, str], ...] = ()
 
 

@@ -42,7 +42,7 @@ def know(monkeypatch: pytest.MonkeyPatch) -> None:
         (gpuhook_simulate.vendors, FOLDER / "simulate"),
     ):
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
-    # A table of its own: what is deleted from the real one comes back in another order.
+    # A table of its own: an entry deleted from the real one would come back in another order.
     monkeypatch.setattr(
         registry, "BUILT_IN", {nvidia.NAME: nvidia, "acme": registry.complete(part("names"))}
     )

@@ -62,7 +62,7 @@ def serving(
         pid = os.fork()
         if pid == 0:
             try:
-                # As standard error, which is all that the process has that serves.
+                # The serving process has only one output, standard error, so messages go there.
                 os.dup2(os.open(folder / "told", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
                 told = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - ends with us
                 tell = partial(print, file=told)

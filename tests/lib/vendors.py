@@ -41,7 +41,7 @@ VENDOR = Absent()
 """
 
 
-# The packages of vendors' optional modules; all others are in tools.
+# The packages of vendors' optional modules. Modules that aren't listed are in tools.
 PACKAGES = {
     **dict.fromkeys(("claim_config", "cluster", "labels", "plugin", "slices"), "cluster"),
     **dict.fromkeys(("exporter_series", "telemetry"), "metrics"),

@@ -25,7 +25,7 @@ from booted import (
 )
 from harness.commands import run
 
-# The ways that podman calls gpuhook, and what it is installed with.
+# The ways in which podman calls gpuhook, and the install options for each.
 WAYS = {"runtime": (), "precreate": ("--hook=precreate",), "prestart": ("--hook=prestart",)}
 
 collect_ignore_glob = [] if Path(CARRIED, "start").exists() else ["*/test_*.py"]
@@ -48,7 +48,7 @@ def installed(before: set[str], driver: Path) -> None:
     """The installed packages, set up as docs/install.md says, for the simulated driver."""
     if run(["dpkg", "--status", "gpuhook"]).status == 0:
         return
-    # With SELinux its policy is compiled again, which an emulated machine takes minutes for.
+    # With SELinux, the package compiles the policy, which takes minutes on an emulated machine.
     run(["apt-get", "install", "--yes", *packages()], timeout=1200.0).ok()
     if not driver.exists():
         call("gpuhook", "simulate", driver, "--gpus", str(GPUS))
@@ -69,7 +69,7 @@ def podman(installed: None) -> Iterator[tuple[str]]:
     if CONTROLLERS is not None and "pids" not in CONTROLLERS:
         limits = Path("/etc/containers/containers.conf.d/10-limits.conf")
         limits.parent.mkdir(exist_ok=True)
-        limits.write_text("[containers]\npids_limit = 0\n")  # its default can't be written
+        limits.write_text("[containers]\npids_limit = 0\n")  # no pids controller for the default
     call("gpuhook", "install", "--engine", "podman")
     call("podman", "load", "--input", CARRIED / "images.tar")
     yield ("podman",)
@@ -110,6 +110,6 @@ def user(installed: None) -> Iterator[tuple[str, ...]]:
     became = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--reset-env")
     yield (*became, "env", *environment)
     call("loginctl", "disable-linger", USER)
-    call("systemctl", "kill", "--signal=KILL", f"user-{number}.slice")  # podman's own would wait
+    call("systemctl", "kill", "--signal=KILL", f"user-{number}.slice")  # podman's stop would wait
     call("systemctl", "stop", f"user@{number}.service", f"user-{number}.slice")
     call("userdel", "--remove", USER)

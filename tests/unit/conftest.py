@@ -17,19 +17,19 @@ import pytest
 from click.testing import CliRunner
 from fabricated import Tree
 
-# Before 8.2 click mixes both outputs unless it is told otherwise; later it doesn't know the word.
+# Before 8.2, click mixes both outputs unless mix_stderr is False; later it has no mix_stderr.
 if "mix_stderr" in inspect.signature(CliRunner).parameters:
     CliRunner.__init__ = partialmethod(  # type: ignore[method-assign,assignment]
         CliRunner.__init__, mix_stderr=False
     )
 
-# A busy or emulated machine may take its time over any example, and to think of one.
+# On a busy or emulated host, both an example and its generation may take long.
 hypothesis.settings.register_profile(
     "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("patient")
 
-_SETTINGS = "_hypothesis_internal_use_settings"  # hypothesis has no public way
+_SETTINGS = "_hypothesis_internal_use_settings"  # hypothesis has no public API for this
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 

@@ -232,7 +232,7 @@ def test_the_comparison_page_is_taken_from_the_readme() -> None:
 def test_the_reference_has_every_command_and_option() -> None:
     page = reference.commands()
     shown = (each for each in commands(cli, "gpuhook") if not each[1].hidden)
-    next(shown)  # the whole, which the page begins with
+    next(shown)  # gpuhook itself, with which the page begins
     for name, command, _ in shown:
         section = page.partition(f"# {name}\n")[2].partition("\n##")[0]
         assert section, name

@@ -20,7 +20,7 @@ import gpuhook
 
 SOURCE = Path(gpuhook.__file__).parent
 
-# Call -> why not. A dir_fd argument makes those that take one act on a held folder.
+# Call -> why it is forbidden. Calls that take a dir_fd argument act on a held folder with it.
 FORBIDDEN = {
     "open": "CVE-2024-0133: open(path) follows links out of the image; use Rootfs.open_file",
     "os.open": "CVE-2024-0133: use Rootfs.open, or a descriptor of the folder as dir_fd",
@@ -63,7 +63,7 @@ FORBIDDEN_MODULES = {
     "glob": "CVE-2024-0132: follows links out of the image",
 }
 
-# Module, function and call -> why it is no path of an image.
+# Module, function and call -> why its path isn't in an image.
 ALLOWED = {
     "base/container/rootfs.__init__: os.open": "the root itself, named by its maker",
     "base/container/rootfs.reopen: os.open": "our own descriptor, through /proc/self/fd",
@@ -98,7 +98,7 @@ ALLOWED = {
 }
 
 
-# The packages of commands and of other code that changes no image, the vendors' included.
+# Packages of commands and of other code that changes no image, including those of vendors.
 WITHOUT_IMAGES = ("cli", "config", "doctor", "engines", "nvidia_cli")
 
 
@@ -181,7 +181,8 @@ def test_every_allowed_call_is_still_needed() -> None:
     assert set(handling_images()) >= set(OF_THE_HOST)
 
 
-# The commands' packages, and what in them must go through host_files, host_processes and the like.
+# Packages of commands, and their calls that must be replaced by calls of host_files,
+# host_processes and the like.
 PACKAGES = (
     "tools/engines", "tools/doctor", "tools/cli", "tools/driver_folder", "tools/vendors/*/doctor",
     "cluster/commands", "metrics/commands", "hpc/commands", "tools/root_folder",
@@ -202,7 +203,7 @@ OF_OTHERS = {
 OWN_CONFIG = "(resources.files('gpuhook') / 'tools/config/config.toml')"
 OF_OTHERS_METHODS = (".read_text", ".read_bytes", ".open", ".expanduser", ".Popen")
 
-# Module, function and call -> why another user has no hand in it.
+# Module, function and call -> why no other user can influence it.
 ALLOWED_TO_COMMANDS = {
     f"tools/cli/_manual.config_page: {OWN_CONFIG}.read_text": "a file of our own package",
     "tools/cli/_shipped._texts: entry.read_text": "a file of our own package",
@@ -269,15 +270,15 @@ def test_forbidden_path_calls_are_detected() -> None:
     assert not violations("x", "import os\nos.open('a', 0, dir_fd=3)\n")
 
 
-# What everybody may put into a name: \r, \v, \f, \x1c to \x1e, U+0085, U+2028 and U+2029, at which
-# str.splitlines, str.split() and text files cut.
+# Any user can put \r, \v, \f, \x1c to \x1e, U+0085, U+2028 and U+2029 into a name.
+# str.splitlines, str.split() and text files cut the name there.
 CUTTING = {
     ".splitlines": 'names hold what it takes for an end of a line; use split("\\n"), or host.proc',
     ".split": 'without an argument as splitlines; use split(" "), or host.proc.words',
     "open": "in text mode \\r ends a line; read bytes, those of /proc by host.proc",
     ".read_text": "as open",
 }
-# Module, function and call -> whose text it is.
+# Module, function and call -> why its text may be cut.
 ALLOWED_TO_CUT = {
     "core/cdi/yaml_reader._decoded: .split": "base64, in which every blank is one",
     "tools/cdi/units.shipped: .read_text": "a file of our own package",

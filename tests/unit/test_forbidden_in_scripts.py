@@ -49,7 +49,7 @@ WALKS = re.compile(
     r"(?<![\w-])(rm\s+(-\S*[rR]|--recursive)\S*|find\s|(chown|chmod|chgrp|cp|restorecon)\s+"
     r"(-\S*[aR]|--recursive)\S*|du\s|ls\s+-\S*R|grep\s+-\S*[rR])"
 )
-# What a line has -> why it is no signal to a number, or no walk in a folder of users'.
+# Words of a line -> why it sends no signal by number, or walks through no folder of users.
 ALLOWED_KILLS = {
     "systemctl kill --kill-who=main ": "by systemd, which holds its processes",
     '{kind="timeout"}': "a label of a series, in a rule for Prometheus",

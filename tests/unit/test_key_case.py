@@ -91,7 +91,7 @@ clusters: [{name: k, cluster: {server: "https://k"}}]
 users: [{name: u, user: {token: t}}]
 """
 
-# Format, a text in the spelling of its documentation, and a key that is spelled otherwise.
+# A reader, a text in its documented spelling, a key in that text, and another spelling of it.
 ANY_CASE: list[tuple[Reader, str, str, str]] = [
     (cuda_note, NOTE, "format", "Format"),
     (cuda_note, NOTE, "CUDA version", "cuda VERSION"),

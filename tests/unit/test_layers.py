@@ -21,8 +21,8 @@ from gpuhook.vendors.registry import BUILT_IN
 SOURCES = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCES / "gpuhook"
 
-# The parts of gpuhook, from the ground up: what each imports of the others, all of them below
-# it. These are all that root runs from a container's create to its start.
+# The parts of gpuhook, lowest first, and the parts that each imports, which are all below it.
+# Root runs only these from a container's create to its start.
 INSIDE: Mapping[str, set[str]] = {
     "base": set(),
     "core": {"base"},
@@ -34,8 +34,9 @@ INSIDE: Mapping[str, set[str]] = {
     "prestart_hook": {"base", "inject", "core", "vendors"},
     "_start": {"cdi_hook", "base", "prestart_hook", "runtime_shim", "prefork"},
 }
-# And what commands and services use, which nothing above imports. cluster, metrics and hpc import
-# none of each other, and tools none of them: they register their commands (tools.extensions).
+# Parts for commands and services, which no part above imports. cluster, metrics and hpc don't
+# import each other, and tools imports none of them: they register their commands
+# (tools.extensions).
 _CORE = {"base", "core", "inject", "prefork", "runtime_shim", "vendors"}
 _SHARED = {*_CORE, "monitor", "tools"}
 PARTS = {
@@ -47,7 +48,7 @@ PARTS = {
     "metrics": _SHARED,
     "hpc": _SHARED,
 }
-_MOST = 20_000  # lines of a part
+_MOST = 20_000  # most lines of a part
 
 
 def dotted(path: Path) -> str:
@@ -205,7 +206,7 @@ def test_the_top_package_has_at_most_12_modules() -> None:
     assert len([*PACKAGE.glob("*.py")]) <= 12
 
 
-# What the interpreter itself has imported when it begins, and what costs nothing to import.
+# Modules that the interpreter imports when it starts, and modules that cost nothing to import.
 FREE = {
     "__main__", "gc", "_abc", "_codecs", "_collections_abc", "_frozen_importlib",
     "_frozen_importlib_external", "_imp", "_io", "_locale", "_signal", "_stat", "_thread",
@@ -214,7 +215,7 @@ FREE = {
     "posixpath", "stat", "sys", "time", "zipimport",
 }  # fmt: skip
 if sys.version_info >= (3, 13):
-    FREE.add("linecache")  # by the interpreter, to remember what -c was given
+    FREE.add("linecache")  # the interpreter imports it to remember the text of -c
 JSON = {"_json"}
 KERNEL = {"_ctypes"}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 PROGRAM = Path(__file__).parents[2] / "scripts/lib/own-console"
 PATIENCE = 300.0
 
-# Like a machine: opens its console, hangs it up and opens it again, as a login does.
+# Behaves like a machine: it opens its console, hangs it up and opens it again, as a login does.
 MACHINE = """
 import fcntl, os, signal, sys, time
 name = sys.argv[-1].removeprefix("--console=")

@@ -25,7 +25,7 @@ def test_a_forked_child_collects_no_garbage_of_its_parent() -> None:
 
     usual = gc.get_threshold()
     gc.disable()
-    gc.set_threshold(1)  # it collects whenever it may
+    gc.set_threshold(1)  # the collector runs as often as possible
     gone = weakref.ref(Ring())
     gc.enable()
     pid = os.fork()

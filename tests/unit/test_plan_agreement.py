@@ -40,7 +40,7 @@ WORDS = [
 ]  # fmt: skip
 ROOT = "/var/run/nvidia-container-devices"
 PLACES = [ROOT, f"{ROOT}/0", f"{ROOT}/cdi/nvidia.com/gpu/1", f"{ROOT}/imex/3", f"{ROOT}X/0", "/x"]
-# Images, by the files in them that decide where the driver's files go.
+# Images, as the files in them that decide where the driver's files go.
 IMAGES = {
     "debian": [f"{own.FOLDER[1:]}/libc.so.6", "etc/debian_version"],
     "fedora": ["usr/lib64/libc.so.6"],
@@ -195,7 +195,7 @@ def check(stage: Stage) -> str:
     if error is not None:
         text = f"{error['code']}: {error['message']}"
         assert refusal == text
-        # What documents give is gpu-py's to do, and the container isn't started without it.
+        # Only gpu-py applies CDI specs, and without gpu-py the container isn't started.
         documents = any(request["cdi_devices"] for request in explained["requests"])
         assert alone == text or (documents and isinstance(alone, list))
         assert after == before

@@ -53,7 +53,7 @@ def test_every_protected_statement_can_be_replaced(
                         ["sh", "-n"], input=without, capture_output=True, text=True, check=False
                     )
                     assert read.returncode == 0, (each.name, read.stderr)
-    # A NameError would be noticed by every test.
+    # With an undefined name, every test would fail, whatever it checks.
     words = ["check", "--isolated", "--no-cache", "--quiet", "--output-format=concise"]
     undefined = subprocess.run(
         [sys.executable, "-m", "ruff", *words, "--select=F821,F823", str(checked)],
@@ -136,7 +136,7 @@ def test_a_missing_test_environment_is_reported_without_a_traceback(tmp_path: Pa
     )
     for name in ("setup.sh", "tagged.py"):
         shutil.copy(REPOSITORY / "scripts/lib" / name, tmp_path / "scripts/lib")
-    for name in ("python3", "flock", "apt-get"):  # no Python to make it of, no network
+    for name in ("python3", "flock", "apt-get"):  # no Python for an environment, and no network
         (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "bin" / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}

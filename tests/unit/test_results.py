@@ -324,7 +324,7 @@ def run_tests(tmp_path: Path) -> Path:
 
 def pytest_in(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": ":".join(LIBRARIES), "PYTEST_ADDOPTS": ""}
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # which takes half of a run
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading plugins takes half of a run
     argv = [sys.executable, "-m", "pytest", "-p", "xdist", "--basetemp=temporary", *words]
     argv += ["--results", "out/made.json"]
     return subprocess.run(argv, cwd=tree, env=env, capture_output=True, text=True, check=False)
@@ -354,7 +354,7 @@ def test_a_partial_run_records_its_selection(run_tests: Path) -> None:
 
 def test_a_run_that_lacks_claimed_programs_fails(run_tests: Path) -> None:
     (run_tests / "claimed.json").write_text(json.dumps(result(row())))
-    words = ("tests/integration", "-k", "one or two")  # which is fine where nothing is claimed
+    words = ("tests/integration", "-k", "one or two")  # a selection, which is fine without claims
     done = pytest_in(run_tests, *words, "--claimed=claimed.json")
     assert done.returncode == 1
     assert "tested with Docker 20.10 of Debian bookworm (containers)" in done.stdout

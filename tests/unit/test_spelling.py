@@ -14,7 +14,7 @@ import gpuhook_simulate
 
 OF_COMMANDS = re.compile(r"^(monitor|tools|cluster|metrics)/(?=vendors/)")
 PACKAGES = [Path(str(each.__file__)).parent for each in (gpuhook, gpuhook_simulate)]
-# Folders, of the package, of its parts or of the simulators -> what is spelled there alone.
+# Folders of gpuhook, of its parts or of the simulators -> pattern that may occur only there.
 SPELLED = {
     ("vendors/nvidia/", "nvidia_cli/"): r"NVIDIA_|/dev/nvidia|/proc/driver/nvidia",
     ("vendors/gaudi/", "vendors/intel_npu/"): r"/dev/accel",
@@ -27,7 +27,7 @@ SPELLED = {
 def spelling(folders: tuple[str, ...], pattern: str) -> dict[str, list[str]]:
     """Return the files outside a vendor's folders that spell its names, with the lines."""
     found = {}
-    # A vendor's simulator may be a file: vendors/amd.py.
+    # A vendor's simulator may be a file instead of a folder (vendors/amd.py).
     places = (*folders, *(f"{folder.rstrip('/')}.py" for folder in folders))
     every = ((path, package) for package in PACKAGES for path in sorted(package.rglob("*.py")))
     for path, package in every:

@@ -15,7 +15,7 @@ WHOLE = [
     "metrics_cgroup", "system", "create_symlinks", "hook_creator", "installer", "ldconfig", "nri",
     "runtime",
 ]  # fmt: skip
-# What gpuhook has nothing of.
+# Groups of vectors for features that gpuhook doesn't have -> the reason.
 WITHOUT = {
     "hook_creator.create": "documents have one hook, whose work isn't chosen by arguments",
     "hook_creator.is_library": "a library is one by its place and its ELF header, not by its name",

@@ -52,11 +52,11 @@ DISTRIBUTIONS = ("", *(each.name.lower() for each in distributions.ALL))
 NONE, SIGNAL, SYSTEMD = RESTARTS = ("none", "signal", "systemd")
 RESTART_SECONDS = 90.0
 POLL_SECONDS = 0.5
-REST = 50  # times as long as a look took, until the next one at what is waited for
+REST = 50  # a pause between two checks is this many times as long as a check
 REPORT_SECONDS = 60.0
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 _LISTENS = b"00010000"  # the flag __SO_ACCEPTCON in /proc/net/unix: net/unix/af_unix.c
-# What is said of a file that isn't there, or a process that ends while it is looked at.
+# Errors for a file that doesn't exist, or a process that exits while it is inspected.
 _GONE = (FileNotFoundError, NotADirectoryError, ProcessLookupError)
 
 
@@ -95,7 +95,8 @@ def tell_engine(node: Node) -> None:
     words += [f"--config={node.config}"] if node.config else []
     if json.loads(_run([*words, "--dry-run", "--format=json"]))["changed"]:
         _mark(node)
-        # Not its text, which advises to do what follows here, and to check a host it can't see.
+        # Its text output isn't shown, because it advises the restart that follows here, and a
+        # check of a host that it can't see.
         done = json.loads(_run([*words, "--format=json"]))
         for path in [path for each in done["engines"] for path in each["files"]]:
             say(f"wrote {path}")
@@ -160,7 +161,7 @@ def restart_by_signal(engine: str, renew: Callable[[], None] = lambda: None) -> 
             f"No {engine} was found that runs as a service of this node",
             "Give the installer hostPID, or restart it yourself and choose --restart=none",
         )
-    listens = any(serves(engine, process) for process in before)  # not at a place of its own
+    listens = any(serves(engine, process) for process in before)  # false if its socket is elsewhere
     say(f"{engine} is stopped, and its supervisor starts it again")
     for process in before:
         host_processes.send(process, signal.SIGTERM)
@@ -172,7 +173,8 @@ def restart_by_signal(engine: str, renew: Callable[[], None] = lambda: None) -> 
         if process.pid not in ended
     ):
         if time.monotonic() > end:
-            # Who ends while there is no engine leaves no log and no status: so this waits on.
+            # An installer that exits while no engine runs leaves no log and no status, so this loop
+            # continues.
             say_last(
                 EngineError(
                     f"{engine} was ended to be restarted and doesn't serve after "
@@ -272,7 +274,7 @@ def remove_documents(node: Node) -> None:
     """
     hook = os.fsencode(f"{node.programs}/{names.CDI_HOOK}")
     for path in _entries(node.documents):
-        with contextlib.suppress(OSError):  # it is no file, and so no document
+        with contextlib.suppress(OSError):  # not a readable file, so not a CDI spec
             if hook in host_files.read(path):
                 os.unlink(path)
                 say(f"removed {path}")
@@ -311,7 +313,7 @@ def install(node: Node) -> None:
         if node.engine == NO_ENGINE:
             refuse_runtime(node)
         version = put_version(node)
-        settle(node)  # once the programs are there that it is for
+        settle(node)  # after the programs that read these settings are on the node
         link_programs(node, version)
         if node.engine != NO_ENGINE:
             tell_engine(node)
@@ -344,7 +346,7 @@ def remove(node: Node, *, patient: bool) -> None:
                     keep_for_users(node)
                 else:
                     forget_engine(node)
-                    found = users(node)  # one may have been started meanwhile
+                    found = users(node)  # a container may have been started meanwhile
             if not found:
                 unsettle(node)
                 remove_documents(node)
@@ -367,7 +369,7 @@ def wait_for_users(node: Node) -> None:
         if now - reported >= REPORT_SECONDS:
             reported = now
             say(f"waiting until these have ended: {', '.join(found)}")
-        # A look reads all processes of the node, and they may be waited for for days.
+        # A check reads all processes of the node, and the wait may take days.
         time.sleep(max(POLL_SECONDS, REST * (now - began)))
         began = time.monotonic()
 
@@ -378,7 +380,7 @@ def wait_for_end() -> None:
 
 
 ACTIONS = ("install", "stay", "remove", "wait", "remove-from-all")
-_GATE = "gpuhook.gate"  # what gpu-py goes by where the engine's plugin is a gate
+_GATE = "gpuhook.gate"  # the setting that tells gpu-py that the engine's plugin is a gate
 
 
 @click.command(context_settings={"auto_envvar_prefix": "INSTALL_NODE"})

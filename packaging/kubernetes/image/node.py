@@ -15,10 +15,10 @@ from gpuhook.base.errors import EngineError
 from gpuhook.cluster.device_plugin.settings import CDI_FOLDER
 from gpuhook.tools.engines.lock import FolderLock
 
-# What the kubelet shows of a pod's end.
+# The kubelet shows the text of this file when a pod ends.
 LAST_WORDS = "/dev/termination-log"
 LOCK_SECONDS = 300.0
-# Below it, in NAMESPACE/CONTAINER/runtime, a shim of containerd's notes what made its container.
+# Here a shim of containerd records its container's runtime, in NAMESPACE/CONTAINER/runtime.
 _TASKS = "io.containerd.runtime.v2.task"
 TASKS = f"/run/containerd/{_TASKS}"
 UNITS = "/etc/systemd/system"
@@ -99,7 +99,7 @@ def say_last(error: object) -> None:
     """Print why it failed, and leave it where the kubelet finds it when the log is lost."""
     click.echo(f"install-node: {error}", err=True)
     with contextlib.suppress(OSError), open(LAST_WORDS, "r+b") as file:
-        file.truncate()  # it is only there in a pod
+        file.truncate()  # the file exists only in a pod
         file.write(f"install-node: {error}\n".encode())
 
 

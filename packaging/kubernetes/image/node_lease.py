@@ -18,10 +18,10 @@ from gpuhook.base.errors import EngineError
 from gpuhook.cluster.dra import access
 from gpuhook.cluster.dra.api_client import ApiClient, ApiError, segment
 
-DURATION = 300  # seconds without a renewal until another node may take it
+DURATION = 300  # seconds without a renewal until another node may take the lease
 RENEW_SECONDS = 30.0
-POLL_SECONDS = (2.0, 4.0)  # at least, at most: nodes that wait ask at different times
-PATIENCE = 120.0  # seconds without an API server; k3s' ends with its containerd
+POLL_SECONDS = (2.0, 4.0)  # minimum and maximum, so that waiting nodes ask at different times
+PATIENCE = 120.0  # seconds to wait for an API server; k3s' server exits with its containerd
 REPORT_SECONDS = 60.0
 _CONFLICT = 409
 

@@ -9,7 +9,7 @@ from gpuhook.base.config.loader import loads
 from gpuhook.base.errors import EngineError
 
 UNIT = Unit("gpuhook-mps.service", "keeps MPS' control daemon", waits=False)
-# For where a node has no driver yet, or no GPU at all. A restart ends the daemon, and its clients.
+# For nodes without a driver (yet) or a GPU. A restart of the unit ends the daemon and its clients.
 _BEFORE = "kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service"
 _RESTART_SECONDS = "30"
 

@@ -13,7 +13,7 @@ from gpuhook.cluster.device_plugin import configure
 from gpuhook.cluster.device_plugin.options import VARIABLES
 
 UNIT = Unit("gpuhook-device-plugin.service", "runs the device plugin")
-# Where a ConfigMap's file of the plugin's options is, if there is one.
+# The plugin's options from a ConfigMap, if there is one.
 GIVEN = "/config/device-plugin.yaml"
 _FILE = "CONFIG_FILE"
 

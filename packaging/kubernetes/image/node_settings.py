@@ -14,7 +14,7 @@ from gpuhook.tools.cli.config import save
 from gpuhook.tools.config.edit import parse_assignment, set_value
 from gpuhook.vendors import registry
 
-# Where a ConfigMap's config.toml is, if there is one.
+# The config.toml from a ConfigMap, if there is one.
 GIVEN = "/config/config.toml"
 
 
@@ -29,7 +29,7 @@ def settle(node: Node) -> None:
     text = before if given is None else given
     for key, value in map(parse_assignment, node.settings):
         text = text if key in said else set_value(text or "", key, value)
-    registry.all_vendors(loads(text or ""))  # what a setting says of vendors, only they know
+    registry.all_vendors(loads(text or ""))  # only vendors can check the settings about vendors
     now = text_of(node.settings_file)
     record = {
         "before": before,

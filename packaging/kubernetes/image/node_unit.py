@@ -25,7 +25,7 @@ def shipped(name: str, program: str, **lines: tuple[str, ...]) -> str:
     text = text.replace("=/usr/bin/gpuhook ", f"={program} ")
     for key, values in lines.items():
         old = re.compile(rf"(?:^{key}=.*\n)+", re.MULTILINE)
-        before, after = old.split(text)  # ValueError where there isn't one place
+        before, after = old.split(text)  # ValueError if the key isn't in exactly one place
         text = before + "".join(f"{key}={value}\n" for value in values) + after
     return text
 

@@ -13,7 +13,7 @@ from gpuhook.base.errors import EngineError
 from gpuhook.base.host import files as host_files
 
 SOURCE = "/usr/lib/gpuhook-node"
-# How many bytes bin/python3 has for each of its two paths: scripts/lib/interpreter.
+# Bytes in bin/python3 for each of its two paths: scripts/lib/interpreter.
 PATH_LENGTH = 200
 # A container start or a prefork server may still be using a version that was replaced.
 KEPT_SECONDS = 3600.0
@@ -35,7 +35,7 @@ def put_version(node: Node) -> str:
     shutil.copytree(SOURCE, unfinished, symlinks=True)
     for path in _programs(unfinished):
         _replace(path, moved(_read(path), target))
-    os.sync()  # a name that is there must have its content, whatever happens to the node
+    os.sync()  # so that no file is without its content, even after a crash of the node
     os.rename(unfinished, target)
     say(f"copied gpuhook to {target}")
     return target
@@ -134,7 +134,7 @@ def link_programs(node: Node, version: str) -> None:
             if before == program:
                 continue
             _note_end(before)
-        os.utime(program)  # what the launcher has saved must be younger than the launcher
+        os.utime(program)  # data that the launcher has saved must be newer than the launcher
         os.symlink(program, f"{link}.new")
         os.rename(f"{link}.new", link)
         say(f"{link} is {program}")

@@ -54,7 +54,7 @@ def _models(_: click.Context, typed: str) -> Iterable[str]:
 
 # The parameters of every vendor's simulator; the others are only for NVIDIA's.
 _COMMON = frozenset({"directory", "vendor", "gpus", "settings", "removing", "config_path"})
-# Parameters that only change a machine that programs use; and those that change or build one.
+# Parameters that only change an existing machine, and parameters that change or build one.
 _CHANGES = frozenset({"found", "xids", "device", "running", "ended"})
 _BUILD_OR_CHANGE = frozenset({"mig", "lost"})
 _ANY = frozenset({"directory", "style", "config_path"})

@@ -9,7 +9,7 @@ from gpuhook.base.errors import SimulateError
 _MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}
 _HEADER, _PROGRAM_HEADER = 64, 56  # bytes
 _LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551  # segments
-_READ_WRITE = 6  # the loader writes into the dynamic section
+_READ_WRITE = 6  # segment flags, because the loader writes into the dynamic section
 _HASH, _STRINGS, _SYMBOLS, _STRINGS_SIZE, _SYMBOL_SIZE, _SONAME = 4, 5, 6, 10, 11, 14
 
 

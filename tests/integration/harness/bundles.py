@@ -29,11 +29,11 @@ CAPABILITIES = [
     "CAP_SETGID",
     "CAP_SETUID",
 ]
-# A cgroup for everything that this session starts; others may test beside us.
+# A cgroup for everything that this session starts. Other sessions may run at the same time.
 _CGROUP = "gpuhook-test-"
 CGROUP_PARENT = f"/{_CGROUP}{uuid.uuid4().hex[:12]}"
 _FORGOTTEN_S = 24 * 3600.0
-# Where runc and crun, called by root, have a folder for their containers.
+# The folders in which runc and crun, run by root, have a folder for their containers.
 _RUN = ("/run", os.environ.get("XDG_RUNTIME_DIR", "/run"))
 
 Spec = dict[str, Any]
@@ -241,19 +241,19 @@ def bundle(parent: Path, lower: Path, namespace: Namespace, runtime: str) -> Ite
         seen = f"/proc/{namespace.pid or 'self'}/root"
         if any(Path(f"{seen}{folder}/{runtime}/{name}").exists() for folder in _RUN):
             namespace.run(runtime, "delete", "--force", name)
-        # What was killed with the container may take a moment to go.
+        # Processes that are killed with the container may take a moment to exit.
         wait_until(lambda: namespace.run("umount", root).status == 0, f"{root} isn't used")
         run(["rm", "-rf", "--one-file-system", path]).ok()
 
 
 def remove_cgroups() -> None:
     """Remove this session's cgroups from every hierarchy, and kill the processes in them."""
-    # Not glob, which fails where another session removes its own meanwhile.
+    # glob would fail if another session removed its own cgroups meanwhile.
     every = [Path(path) for path, _, _ in os.walk("/sys/fs/cgroup")]
     for folder in (path for path in every if path.name == CGROUP_PARENT.strip("/")):
         below = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
         for each in [*below, folder]:
-            with suppress(FileNotFoundError, ProcessLookupError):  # conmon removes its own
+            with suppress(FileNotFoundError, ProcessLookupError):  # conmon removes its own cgroup
                 for pid in (each / "cgroup.procs").read_text().split():
                     os.kill(int(pid), signal.SIGKILL)
             wait_until(partial(_remove_cgroup, each), f"{each} could be removed")

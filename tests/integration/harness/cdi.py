@@ -14,10 +14,10 @@ from harness.commands import run
 from harness.driver import Driver
 from harness.installation import Installation
 
-CDI = Path("/etc/cdi")  # which every engine reads; the session has an /etc of its own
+CDI = Path("/etc/cdi")  # every engine reads it; the session has an /etc of its own
 KIND = "nvidia.com/gpu"
 KERNEL = "test.example/kernel=driver"
-# Called at createRuntime: mounts a folder on /proc/driver of the container.
+# A hook for createRuntime, which mounts a folder on /proc/driver of the container.
 _KERNEL_HOOK = """
 import json, os, subprocess, sys
 state = json.load(sys.stdin)

@@ -7,7 +7,7 @@ from random import Random
 
 from harness.parsers import WORK
 
-Options = dict[str, bool]  # names without dashes; True: it takes a value
+Options = dict[str, bool]  # option without dashes -> whether it takes a value
 
 BUNDLES = ("b1", "b2", "./b3", "b4/", f"{WORK}/b5", "b6/sub", "é", "two\nlines\n", "\udcff\udcfe")
 SPECS = ("config.json", "other.json", f"{WORK}/b1/other.json", "b1/other.json", "b2/config.json")
@@ -32,12 +32,12 @@ ODD = (
     "-b", "--bundle", "--bundle=b2", "-bb2", "--log", "--root", "create", "run", "start", "restore",
     "false", "--unknown", "---bundle", "--=x", "-=x", "--pidfd-socket", "--HANG=0", "config.json",
 )  # fmt: skip
-# What --help doesn't show, or not that of every version.
+# Options that --help doesn't show, or doesn't show in every version.
 HIDDEN_BEFORE = {"criu": True, "log-level": True, "cgroup-manager": True, "program-name": True}
 HIDDEN_AFTER = {"config": True, "pidfd-socket": True, "keep": False, "program-name": True}
-TELLING = {"help", "h", "?", "usage", "version", "v", "V"}  # and do nothing else
+TELLING = {"help", "h", "?", "usage", "version", "v", "V"}  # options that only print something
 
-# What once was misread, or could be: it follows create and run.
+# Arguments after create or run that gpuhook once misread, or could misread.
 TWISTED = (
     ["--bundle=", "id"], ["--bundle", "", "id"], ["-b", "", "id"], ["-b=", "id"], ["--", "-b"],
     ["--", "--bundle=b1"], ["--", "--bundle", "b1"], ["--bundle=b2", "--", "--bundle=b1"],
@@ -166,7 +166,8 @@ class CommandLines:
                 yield name, [verb, f"--{name}", "-b", "b1", "id"]
                 yield name, [verb, f"--{name}", "--", "id"]
                 yield name, [verb, "b1", "id", f"--{name}"]
-                # The same code reads the options of both verbs: for the second the usual will do.
+                # The same code reads the options of both verbs, so the second gets only the usual
+                # spellings.
                 usual = list(spellings(name, good(name), len(name)))
                 for spelled in usual[:3] if name in seen else every_spelling(name):
                     yield name, [verb, *spelled, "--bundle", "b1", "id"]

@@ -14,7 +14,7 @@ import ran
 
 from harness.forked import Child, Servers
 
-TIMEOUT_S = 900.0  # for a machine that stands still for minutes, and less than scripts/test has
+TIMEOUT_S = 900.0  # for a host that hangs for minutes; the time limit of scripts/test is longer
 Process = Child | subprocess.Popen[bytes]
 
 

@@ -30,7 +30,7 @@ state = "{folder}/state"
   pause_threshold = 0.0
 """
 WITHOUT_CRI = _COMMON.replace("{plugins}", 'disabled_plugins = ["io.containerd.grpc.v1.cri"]')
-# For the CRI with CDI, which containerd 2 has on by itself.
+# For the CRI with CDI, which containerd 2 enables by default.
 WITH_CDI = (
     _COMMON.replace("{plugins}", "")
     + """\
@@ -44,7 +44,7 @@ WITH_CDI = (
     bin_dir = "/usr/lib/cni"
 """
 )
-# For the CRI with runc, and gpu-py as a handler beside it.
+# For the CRI with runc, and with gpu-py as an additional handler.
 WITH_HANDLERS = (
     _COMMON.replace("{plugins}", "")
     + """\
@@ -66,8 +66,9 @@ WITH_HANDLERS = (
 
 PAUSE = image("pause")
 CRI = "io.containerd.grpc.v1.cri"
-# The plugin with the CRI's runtimes by the version in which containerd prints its settings: 1.x
-# does so in version 2, 2.x in version 3, 2.3 in version 4, whatever the file has.
+# Version of the settings that containerd prints -> the plugin that has the CRI's runtimes.
+# containerd 1.x prints version 2, 2.x prints version 3, and 2.3 prints version 4, whatever version
+# the file has.
 RUNTIMES = {2: CRI, 3: "io.containerd.cri.v1.runtime", 4: "io.containerd.cri.v1.runtime"}
 
 
@@ -112,7 +113,7 @@ class Containerd:
         ``stdout`` of the result also has what the command prints to standard error.
         """
         name = f"container{next(self._ids)}"
-        # On a busy machine, ctr itself may close its pipes before it has read them.
+        # On a busy host, ctr itself may close its pipes before it has read them.
         output = self.folder / f"{name}.output"
         words = [f"--runc-binary={self.binary}", f"--log-uri=file://{output}"]
         words += [*settings("--env", env), *options]
@@ -162,7 +163,7 @@ def same_as_runc(ours: dict[str, Any], runc: dict[str, Any]) -> None:
     """Fail if the settings for our runtime differ from those for runc in more than the program."""
     options = dict(ours["options"])
     assert os.path.basename(options.pop("BinaryName")) == "gpu-py"
-    # containerd 2 prints its defaults for the runc that it has built in, and for no other.
+    # containerd 2 prints its defaults for its built-in runc, and for no other runtime.
     assert options.items() <= runc["options"].items()
     given = {name for name, value in runc["options"].items() if value}
     assert given - {"BinaryName"} <= options.keys()

@@ -10,27 +10,27 @@ from harness.commands import Result
 from harness.driver import Driver, run_with_driver_in_kernel
 
 HOSTS = f"/usr/lib/{os.uname().machine}-linux-gnu"
-FOLDERS = {"debian": HOSTS, "lib64": "/usr/lib64"}  # of an image's libraries
+FOLDERS = {"debian": HOSTS, "lib64": "/usr/lib64"}  # of the libraries of an image
 FOLDER = "directory 755 0:0 "
-# A document can't know for which image it is, so libraries have the folders that they have on the
-# host. That is undone before a comparison; what else comes of it, and of documents:
+# A CDI spec can't know the image, so libraries are in the folders that they have on the host. The
+# tests reverse this before a comparison. These other differences come from it and from CDI specs:
 OF_DOCUMENTS = {
     ("files", HOSTS): FOLDER,
     ("files", f"{HOSTS}/vdpau"): FOLDER,
     ("files", "/usr/lib64/vdpau"): FOLDER,
-    # by which the image's own ldconfig finds these folders again
+    # the image's own ldconfig finds the libraries' folders by this file
     ("files", "/etc/ld.so.conf.d"): FOLDER,
     ("files", "/etc/ld.so.conf.d/00-gpuhook.conf"): "regular file 644 0:0 ",
     ("digests", "/etc/ld.so.conf.d/00-gpuhook.conf"): "",
-    # so that nobody gives devices a second time
+    # so that no other program adds devices a second time
     ("variables", "NVIDIA_VISIBLE_DEVICES"): "void",
-    # there is nobody who asks for capabilities
+    # with a CDI spec, no variable asks for capabilities
     ("variables", "NVIDIA_DRIVER_CAPABILITIES"): "",
 }
-# What engines write into every container by themselves.
+# Files that engines themselves write into every container.
 _ENGINES_OWN = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/run/.containerenv")
-_CACHE = "/etc/ld.so.cache"  # whose rows are compared
-# The driver's manifests, which a hook writes and others mount: what they say is compared.
+_CACHE = "/etc/ld.so.cache"  # its entries are compared instead
+# The driver's manifests. A hook writes them and others mount them, so their content is compared.
 _COPIES = ("/etc/OpenCL/", "/etc/vulkan/", "/usr/share/egl/", "/usr/share/glvnd/")
 _SCRIPT = r"""
 busybox find / -path /sys -prune -o -path '/proc/*' -prune -o -path '/dev/pts/*' -prune -o \
@@ -123,7 +123,7 @@ def listed(result: Result) -> Content:
             made.digests[path] = digest
     for row in lines.get("row", []):
         name, path = row.split(" => ")
-        made.rows.setdefault(name, path)  # the loader takes the first
+        made.rows.setdefault(name, path)  # the loader takes the first entry
     for name, sign, value in (line.partition("=") for line in lines["variable"]):
         if sign:
             made.variables[name] = value
@@ -163,7 +163,7 @@ def _add_entry(made: Content, line: str) -> None:
     path, _, target = (part.strip("'") for part in name.partition(" -> "))
     if kind == "character special file":
         made.nodes[path] = f"{mode} {numbers}"
-        made.mounts.pop(path, None)  # a node is made, or the host's is mounted
+        made.mounts.pop(path, None)  # a node is either made or mounted from the host
         return
     is_host = path in made.mounts and kind.startswith("regular")
     what = inode if is_host else target or ("" if kind == "directory" else size)

@@ -22,9 +22,9 @@ NODE = 2  # NamespaceMode: the node's own network, so that no CNI plugin is need
 EXITED = 2  # ContainerState
 TIMEOUT_S = 300
 SERVICE = "/runtime.v1.RuntimeService/"
-# containerd's CRI learns of an image that ctr has imported by an event, a moment later.
+# containerd's CRI learns of a new image from an event, a moment after ctr has imported it.
 _MISSING_IMAGE = re.compile(r"failed to get sandbox image|failed to resolve image .*not found")
-_IMPORT = 60.0  # seconds until then, at most
+_IMPORT = 60.0  # seconds until the CRI knows an imported image, at most
 
 
 DROP_ALL = message((2, "ALL"))
@@ -163,7 +163,7 @@ class Cri:
         try:
             yield Pod(self, name.decode(), sandbox, security)
         except BaseException:
-            with suppress(CriError):  # why the block ended says more
+            with suppress(CriError):  # the block's own exception says more
                 self._end(name)
             raise
         self._end(name)

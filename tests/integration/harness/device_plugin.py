@@ -12,7 +12,7 @@ from harness.cri import Container, Pod
 from harness.forked import PROGRAM
 from harness.installation import Installation
 
-# Looks again often, so that no test waits for it.
+# A short interval, so that no test waits for the next check.
 INTERVAL_S = 0.2
 
 

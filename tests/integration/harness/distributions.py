@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.commands import run
 from harness.images import PROBES, REPOSITORY
 
-# Where /bin, /sbin and /lib are links into /usr and where they are not.
+# Releases in which /bin, /sbin and /lib are links into /usr, and one in which they aren't.
 DEBIANS = ("bullseye", "bullseye-unmerged", "bookworm", "trixie")
 TRIPLET = f"{os.uname().machine}-linux-gnu"
 MUSL_LOADER = f"ld-musl-{os.uname().machine}.so.1"

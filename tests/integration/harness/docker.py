@@ -12,7 +12,7 @@ from harness.containerd import containerd
 from harness.engines import settings
 from harness.namespaces import Namespace, host_cgroups
 
-# A dockerd with --bridge=none removes the docker0 that it finds, which may be the machine's.
+# A dockerd with --bridge=none removes an existing docker0, which may be the host's.
 ALONE = ("unshare", "--net")
 
 

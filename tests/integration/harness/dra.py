@@ -17,7 +17,7 @@ from harness.installation import Installation, write_config
 from harness.namespaces import Namespace
 
 NODE = "n1"
-# What finds the modules of the tests' own process.
+# Code that finds the same modules as the tests' own process.
 CODE = f"import sys; sys.path[:] = {sys.path}; from dra_program import main; main()"
 GPU_DRIVER = "gpu.nvidia.com"
 

@@ -11,7 +11,7 @@ from harness.releases import Release, release
 HOME = "/home/joe"
 USER = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", f"HOME={HOME}")
 
-# What a machine with the driver has: its nodes, its files, and what /proc shows already.
+# Set up a machine with the driver's nodes and files. Its /proc shows the driver already.
 _SET_UP = """
 set -e
 mount -t tmpfs -o mode=755 tmpfs /dev

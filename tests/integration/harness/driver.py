@@ -17,7 +17,7 @@ from harness.installation import Installation
 from harness.namespaces import HOLD, Namespace, held
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuhook")
-# Not one GPU's minor is its index, so that mixing up the two can't go unnoticed.
+# No GPU's minor equals its index, so that tests notice if the two are mixed up.
 MINORS = (3, 0, 1, 2, 7, 4, 5, 6)
 
 
@@ -123,7 +123,7 @@ _INSIDE = """
 pid=$(grep -o '"pid" *: *[0-9]*' | grep -o '[0-9]*$') &&
     exec nsenter -t "$pid" -m mount --bind "$1" "$2/proc/driver"
 """
-# And this puts it into the procfs that the runtime and our hooks look at.
+# Puts the same folder into the procfs that the runtime and our hooks read.
 _OUTSIDE = 'mount --bind "$1" /proc/driver && shift && exec "$@"'
 
 
@@ -160,7 +160,7 @@ def fetch_driver_files() -> Path:
     folder = CACHE / "driver-files/tree"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "tree.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another session may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another session may do the same
         if not (folder / ".driver-files").exists():
             run([REPOSITORY / "scripts/fetch-driver-files", folder], timeout=1200.0).ok()
     return folder

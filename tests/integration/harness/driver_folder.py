@@ -7,7 +7,7 @@ from harness.driver import Driver, simulate
 from harness.installation import Installation, write_config
 
 INSIDE = "/usr/local/nvidia"
-# As CUDA's images have them.
+# The variables that CUDA's images set.
 SETTINGS = (
     f"PATH={INSIDE}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     f"LD_LIBRARY_PATH={INSIDE}/lib:{INSIDE}/lib64",

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import IO
 
 _SERVER = Path(__file__).with_name("fork_server.py")
-# What an interpreter, its loader or C library, or the launcher reads at their start.
+# Variables that an interpreter, its loader or C library, or the launcher reads when it starts.
 _AT_START = ("LANG", "LC_", "LD_", "GLIBC_", "PYTHON", "NVIDIA_CTK_", "_GPUHOOK_")
 _COMMAND = "from gpuhook.tools.cli import main; main()"
-# The same for the tests' Python, which has gRPC and protobuf: the next word is the program that is
-# installed, beside which others are looked for.
+# The same for the tests' Python, which has gRPC and protobuf. The next word is the installed
+# program, in whose folder the code looks for other programs.
 PROGRAM = f"import sys; del sys.argv[0]; {_COMMAND}"
 _MODULES = ("gpuhook.tools.cli",)
 _OF_TESTS = (
@@ -32,7 +32,7 @@ _OF_TESTS = (
     "dra_program",
 )
 _OURS = ("gpuhook.tools", "dra_program")  # code with one of these is ours
-_ENTERING = 6  # words of Namespace.enter
+_ENTERING = 6  # number of words that Namespace.enter adds
 
 
 class Child:

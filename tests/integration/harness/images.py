@@ -41,7 +41,7 @@ def compile_probes(folder: Path) -> dict[str, Path]:
     flags = {name: ["-static"] for name in ("devopen", "ownmount", "owncgroup")} | {"dlprobe": []}
     programs = {name: folder / name for name in flags}
     for name, extra in flags.items():
-        source = (PROBES / f"{name}.c").read_bytes()  # on standard input: tests/lib/compiler
+        source = (PROBES / f"{name}.c").read_bytes()  # for tests/lib/compiler, by standard input
         run([*_GCC, *extra, "-o", programs[name], "-"], stdin=source).ok()
     programs[CUDA_PROBE] = Path(build_cuda_probe(str(folder / CUDA_PROBE)))
     return programs

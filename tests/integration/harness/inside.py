@@ -7,7 +7,7 @@ from harness.commands import Result
 
 GPU_MAJOR = 195
 
-# mknod comes last: until then /dev holds only what the container was given.
+# mknod comes last, because until then /dev has only the nodes that the container was given.
 SCRIPT = """
 devopen --see gpu-node $(busybox find /dev -name 'nvidia*' -type c)
 [ -z "MINORS" ] || devopen --make /dev/by-hand MAJOR MINORS

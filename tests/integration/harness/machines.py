@@ -3,7 +3,7 @@
 from harness.commands import run
 from harness.images import REPOSITORY
 
-# Each a script below scripts/lib and its arguments.
+# Each row is a script below scripts/lib and its arguments.
 NEEDED = (
     ("machine-emulated", "trixie", "--get"),
     ("machine-root", "bookworm"),

@@ -41,7 +41,7 @@ def _rendered(variant: str | Path) -> str:
     return done.stdout
 
 
-_shipped = cache(_rendered)  # nobody changes those of this tree
+_shipped = cache(_rendered)  # this tree's manifests don't change during the tests
 
 
 def overlay(folder: Path, resource: str, component: str) -> Path:
@@ -86,7 +86,7 @@ def podman_options(pod: Document, container: Document, host: Mapping[str, str]) 
     words += ["--pids-limit=0", f"--entrypoint={json.dumps(container['command'])}"]
     words += ["--pid=host"] if pod.get("hostPID") else []
     words += _security(pod["securityContext"]) + _security(container["securityContext"])
-    # There is no API server: --network=none.
+    # The container has no API server for this variable, because of --network=none.
     known = [each for each in container.get("env", []) if each["name"] != "INSTALL_NODE_LEASE"]
     words += [f"--env={each['name']}={_value(each)}" for each in known]
     limits = container["resources"]["limits"]
@@ -119,12 +119,12 @@ def _security(context: Document) -> list[str]:
     return [word for key, value in context.items() for word in _SECURITY[key](value)]
 
 
-_HAS_APPARMOR = Path("/sys/module/apparmor").exists()  # else podman refuses the option
+_HAS_APPARMOR = Path("/sys/module/apparmor").exists()  # without AppArmor podman refuses the option
 
-# A field of a security context -> what it is to podman.
+# A field of a security context -> podman's options for it.
 _SECURITY: dict[str, Callable[[Any], list[str]]] = {
     "runAsUser": lambda user: [f"--user={user}"],
-    "seccompProfile": lambda profile: {"RuntimeDefault": []}[profile["type"]],  # as podman has it
+    "seccompProfile": lambda profile: {"RuntimeDefault": []}[profile["type"]],  # podman's default
     "privileged": lambda yes: ["--privileged"] if yes else [],
     "readOnlyRootFilesystem": lambda yes: ["--read-only", "--read-only-tmpfs=false"] if yes else [],
     "allowPrivilegeEscalation": lambda yes: [] if yes else ["--security-opt=no-new-privileges"],

@@ -46,7 +46,7 @@ def scrape(port: int) -> Samples:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
         body = answer.read().decode()
     return [
-        # The parser gives every counter the ending _total.
+        # The parser adds the suffix _total to every counter's name.
         (name if name in body else name.removesuffix("_total"), sample.labels, sample.value)
         for family in text_string_to_metric_families(body)
         for sample in family.samples
@@ -94,7 +94,7 @@ def listening(port: int) -> list[int]:
     word = f"127.0.0.1:{port}"
     found = []
     for pid in children(os.getpid()):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has exited
             if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
                 found.append(pid)
     return found

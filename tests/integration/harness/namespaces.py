@@ -26,11 +26,11 @@ CGROUP = Path("/sys/fs/cgroup")
 FIRST_TO_KNOW_CAPABILITIES = 23  # Docker's version
 CAP_SYS_RESOURCE = 24  # linux/capability.h
 LAST_CAP = Path("/proc/sys/kernel/cap_last_cap")
-OWN = Path("/run/gpuhook-test-own")  # what the session changes in folders of the machine's
+OWN = Path("/run/gpuhook-test-own")  # changes that the session makes to folders of the host
 OF_ENGINES = ("docker", "containerd", "crio", "containers/oci", "containers/containers.conf.d")
 PROGRAMS = ("gpu-py", "gpuhook*", "gpu-docker", "nvidia-ctk", "nvidia-container-*")
 
-# What a shell does at last that holds a namespace.
+# The last commands of a shell that holds a namespace.
 HOLD = "mount --make-rshared / && echo ready && exec sleep infinity"
 LAYOUTS = {
     "host": ":",
@@ -129,10 +129,11 @@ def allow_user_range(name: str, first: int, count: int) -> None:
 
 def isolate_session() -> None:
     """Move this process into the session's mount namespace."""
-    os.environ["PODMAN_IGNORE_CGROUPSV1_WARNING"] = "1"  # from podman 5 on
+    os.environ["PODMAN_IGNORE_CGROUPSV1_WARNING"] = "1"  # podman 5 and later read it
     for each in (signal.SIGHUP, signal.SIGINT):  # nohup(1) and & have both ignored
         if signal.getsignal(each) is signal.SIG_IGN:
-            # runc from 1.2 on passes that on to a container, or not, as fast as it is.
+            # runc 1.2 and later may or may not pass an ignored signal on to a container,
+            # depending on timing.
             signal.signal(each, signal.SIG_DFL)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) != 0:
@@ -144,7 +145,7 @@ def isolate_session() -> None:
     for place in (Path("/etc"), Path("/var/lib")):
         _own(place)
     _hide_installed()
-    storage = Path("/var/lib/containers")  # podman's, which can't be on an overlay
+    storage = Path("/var/lib/containers")  # podman's storage can't be on an overlay
     storage.mkdir(exist_ok=True)
     run(["mount", "-t", "tmpfs", "tmpfs", storage]).ok()
     run(["mount", "--make-rshared", "/"]).ok()
@@ -207,8 +208,8 @@ def held(
             holder.stdout.close()
 
 
-# Mounts, in the mount namespace of a process, a FUSE that never answers: a process that sleeps
-# keeps its descriptor, as long as that process runs.
+# Mounts a FUSE filesystem that never answers, in the mount namespace of a process. A sleeping
+# process keeps the filesystem's descriptor open as long as the other process runs.
 MOUNT_FUSE = """
 import ctypes, os, select, sys
 pid, place = sys.argv[1:]

@@ -31,7 +31,7 @@ def children(pid: int) -> dict[str, int]:
     """Return the ids of a process' children by the children's names."""
     found = {}
     for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # the child has exited
             found[Path(f"/proc/{each}/comm").read_text().strip()] = int(each)
     return found
 
@@ -45,7 +45,7 @@ def listens(pid: int) -> bool:
         fds = Path(f"/proc/{children(pid)['gpuhook-events']}/fd")
         return any(os.readlink(each) == "anon_inode:inotify" for each in fds.iterdir())
     except (KeyError, OSError):
-        return False  # there is none yet
+        return False  # this child doesn't run yet
 
 
 class Node:

@@ -19,15 +19,15 @@ from gpuhook.tools.extensions import PACKAGES
 from harness.commands import Result, run
 from harness.images import REPOSITORY
 
-# What dpkg itself and its triggers write.
+# Folders in which dpkg itself and its triggers write.
 OF_DPKG = ("var/lib/dpkg", "var/log", "var/cache", "var/lib/systemd")
 MAINTAINER, ADDRESS = "Ada Lovelace", "ada@engine.example.org"
-# So that two builds are the same, whoever builds.
+# Makes two builds identical, whoever builds.
 BUILT_BY = {"SOURCE_DATE_EPOCH": "1700000000", "DEBFULLNAME": MAINTAINER, "DEBEMAIL": ADDRESS}
-# The packages, in an order in which they can be purged; the last has the programs.
+# The packages in an order in which they can be purged. The last one has the programs.
 ADDITIONS = (*PACKAGES.values(), "gpuhook-simulate")
 EVERY = (*ADDITIONS, "gpuhook")
-# The units that gpuhook had before it had additions -> the addition that has them.
+# A unit that the package gpuhook had before there were additions -> the addition that has it now.
 UNITS = {
     "gpuhook-device-plugin.service": "gpuhook-kubernetes",
     "gpuhook-metrics.service": "gpuhook-metrics",
@@ -70,7 +70,7 @@ def released() -> tuple[str, Path]:
     work.mkdir(exist_ok=True)
     said = work / "release.said"
     with (work / "release.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may do the same
         key, _, text = said.read_text().partition("\n") if said.exists() else ("", "", "")
         if key != _digest():
             command = REPOSITORY / "scripts/release"
@@ -159,11 +159,11 @@ def without_gpuhook(folder: Path, files: Mapping[str, Path]) -> Path:
     with layer(folder) as made:
         (made.root / "var/lib/dpkg/info/gpuhook.prerm").unlink(missing_ok=True)
         made.call("dpkg", "--purge", *EVERY)
-        # Without prerm, what Python compiled stays.
+        # Without prerm, the files that Python compiled stay.
         left = ("usr/lib/gpuhook", "etc/gpuhook", "etc/docker/daemon.json", "var/lib/gpuhook")
         for path in left:
             run(["rm", "-rf", made.root / path]).ok()
-        # Without it dpkg doesn't have man-db read all of this machine's manual pages each time.
+        # Without this file, dpkg doesn't make man-db read all of the host's manual pages each time.
         (made.root / "var/lib/man-db/auto-update").unlink(missing_ok=True)
         for name, built in files.items():
             run(["cp", built, made.root / name]).ok()

@@ -15,8 +15,8 @@ from typing import TypeVar
 from harness.sandbox import MS_PRIVATE, MS_REC, in_child, mount, unshare_mounts
 
 CLONE_NEWPID = 0x20000000  # linux/sched.h
-# The number that was given last in this pid namespace: the next process gets the one after it,
-# if that is free. Source: proc_sys_kernel(5).
+# The last process ID allocated in this PID namespace. The next process gets the ID after it, if
+# that is free. Source: proc_sys_kernel(5).
 _LAST = Path("/proc/sys/kernel/ns_last_pid")
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from harness.manifests import (
 from harness.namespaces import Namespace, host_cgroups
 from harness.podman import Podman
 
-# What a pod of ours changes on the node.
+# Folders of the node that gpuhook's pods change.
 FOLDERS = tuple(
     map(
         Path,
@@ -37,13 +37,13 @@ FOLDERS = tuple(
             "/var/lib/kubelet",
             "/var/lib/rancher",
             "/run/k3s",
-            "/run/cdi",  # and not /var/run, which is a link to this machine's
+            "/run/cdi",  # not /var/run, which is a link to the host's /run
         ),
     )
 )
 CONFIG = Path("/etc/containerd/config.toml")
-# Where its containerd runs; a dockerd that found it on this machine would take it for its own. It
-# has the mode that it gets where a shim was there before a containerd.
+# The folder of the node's containerd. A dockerd that found it on this host would use this
+# containerd as its own. Its mode is the one that it has if a shim made it before containerd.
 STATE = Path("/run/containerd")
 _HOLD = "mount --make-rshared / && echo ready && { sleep infinity & wait; }"
 
@@ -140,7 +140,8 @@ class Node:
 def node(folder: Path, archive: Path) -> Iterator[Node]:
     """Yield a node whose podman has the image of ``archive``; ``folder`` is new."""
     folder.mkdir()
-    # A doctor that found a kubelet's folder on this machine would take it for a node of a cluster.
+    # If a doctor on this host found a kubelet's folder, it would take the host for a node of a
+    # cluster.
     lacking = [each for each in (*FOLDERS, STATE) if not each.exists()]
     mounts = [f"mkdir -p {each} && mount -t tmpfs -o mode=755 tmpfs {each}" for each in FOLDERS]
     mounts.append(f"mkdir -p {STATE} && mount -t tmpfs -o mode=600 tmpfs {STATE}")
@@ -160,7 +161,7 @@ def node(folder: Path, archive: Path) -> Iterator[Node]:
         podman.call("rm", "--all", "--force", "--time=0")
         podman.call("system", "reset", "--force")
     finally:
-        holder.kill()  # and with it, all that runs on the node
+        holder.kill()  # this also ends everything that runs on the node
         holder.wait()
         holder.stdout.close() if holder.stdout else None
         wait_until(lambda: not os.path.exists(f"/proc/{first}"), "the node's processes have ended")

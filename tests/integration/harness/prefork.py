@@ -22,8 +22,8 @@ from harness.namespaces import runtime_layouts
 LAUNCHERS = Path("/run/gpuhook/launcher")
 NAMES = b"gpuhook-standby\n", b"gpuhook-next\n"
 OPTIONS = "[gpuhook]\n"
-# ONE is for what is the same whatever the low-level runtime and the layout of its cgroups are,
-# RUNTIMES for what that layout alone doesn't change.
+# ONE is for tests whose results depend neither on the low-level runtime nor on the layout of its
+# cgroups. RUNTIMES is for tests whose results don't depend only on that layout.
 ONE, RUNTIMES = (
     pytest.mark.parametrize("low_level", runtime_layouts()[:count], ids="-".join, indirect=True)
     for count in (1, 2)
@@ -226,7 +226,7 @@ def ended_in_a_container(
             if not stopped():
                 wait_until(site.is_standing, "it stands for the next", shown=log.read_text)
                 return False
-            status = Path(f"/proc/{child}/status")  # it runs for a moment when strace lets go of it
+            status = Path(f"/proc/{child}/status")  # it runs for a moment when strace detaches
             wait_until(lambda: "State:\tT" in status.read_text(), "it is stopped for good")
             end(server)
             starting.join()

@@ -48,5 +48,5 @@ def _read(folder: Path, number: int) -> Call:
     argv = (folder / f"{number}.argv").read_bytes().split(b"\0")[:-1]
     environ = (folder / f"{number}.environ").read_bytes().split(b"\0")[:-1]
     pairs = (setting.decode().partition("=") for setting in environ)
-    # The interpreter and the script come first.
+    # The first two words of argv are the interpreter and the script.
     return Call([word.decode() for word in argv[2:]], {name: value for name, _, value in pairs})

@@ -89,7 +89,7 @@ def release(
         made.mkdir(parents=True)
     options = f"lowerdir={lower},upperdir={layers[0]},workdir={layers[1]}"
     inside = [REPOSITORY / "scripts/lib/inside", "--same-run", root, "/"]
-    layout = "v1" if host_cgroups() == "hybrid" else "host"  # as crun needs it
+    layout = "v1" if host_cgroups() == "hybrid" else "host"  # crun needs v1 on a hybrid host
     words = [*inside, "sh", "-c", f"{LAYOUTS[layout]} && {show_in_proc(driver)}"]
     script = f"mount -t overlay -o {options} overlay {root} && exec {shlex.join(map(str, words))}"
     with held(["sh", "-c", script], layout, Path("/")) as entered:

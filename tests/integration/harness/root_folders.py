@@ -12,7 +12,7 @@ from harness.commands import Result
 from harness.namespaces import HOLD, Namespace, held
 from harness.sandbox import contents
 
-OWNER = 1000  # a user without any right but those to the folder
+OWNER = 1000  # a user whose only rights are those to the folder
 
 
 def killed(call: str, times: int) -> tuple[str, ...]:

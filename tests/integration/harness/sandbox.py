@@ -63,7 +63,7 @@ def in_child(function: Callable[[], T]) -> T:
             os.close(reader)
             _report(writer, function)
         finally:
-            os._exit(1)  # never go on as a second pytest
+            os._exit(1)  # the child must not continue as a second pytest
     os.close(writer)
     with open(reader, "rb") as pipe:
         data = pipe.read()
@@ -166,7 +166,7 @@ def sandbox(
             os.close(reader)
             _be_container(root, volumes, propagation, prepare, writer)
         finally:
-            os._exit(1)  # never go on as a second pytest
+            os._exit(1)  # the child must not continue as a second pytest
     os.close(writer)
     try:
         with open(reader, "rb") as pipe:

@@ -14,8 +14,8 @@ from harness.images import REPOSITORY
 from harness.installation import Installation
 
 ADA, BEA = 4401, 4402
-JOB = int.from_bytes(os.urandom(3))  # other sessions see the same cgroups
-# Where cgroups are, of v1 or v2.
+JOB = int.from_bytes(os.urandom(3))  # random, because other sessions see the same cgroups
+# Folders that may have cgroups of v1 or v2.
 HIERARCHIES = [Path("/sys/fs/cgroup", name) for name in ("freezer", "unified", "")]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.commands import wait_until
 
-# Where the engines of the tests have all that they mount.
+# The tests' engines have all of their mounts below this folder.
 ENGINES = "/run/gpuhook-test/"
 _RUNC_ITSELF = re.compile(r"/runc\.[A-Za-z0-9]{6}$")
 

@@ -33,7 +33,7 @@ def pipe_of_his(path: Path) -> Path:
 @contextmanager
 def process(argv: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program that prints "ready" and then waits for its input to end."""
-    # Who runs the tests in the background (nohup) has processes ignore SIGHUP.
+    # If the tests run in the background (nohup), processes would ignore SIGHUP.
     words = ["env", "--default-signal=HUP", "setpriv", "--pdeathsig", "KILL", *map(str, argv)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
@@ -58,7 +58,7 @@ def pretender(
     program.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile("/bin/sh", program)
     program.chmod(mode)
-    # It waits by itself: where the shell can exec the last command, the name would be gone.
+    # The shell itself waits with read. If it could exec its last command, its name would be lost.
     script = "echo ready; read -r end; exit 0"
     with process([*way, program, "-c", script, *words]) as running:
         yield running

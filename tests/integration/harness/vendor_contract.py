@@ -55,26 +55,26 @@ class Case:
     vendor: str
     count: int
     settings: Mapping[str, object]
-    made: Sequence[str]  # lines that the simulator says
+    made: Sequence[str]  # lines that the simulator prints
     kind: str
-    patterns: Sequence[str]  # of the paths that containers look at
+    patterns: Sequence[str]  # of the device paths that containers look at
     expected: Expected
     asked: tuple[Sequence[str], Labels]
-    other: Sequence[tuple[str, Sequence[str], Sequence[str]]]  # variable, paths, those that open
+    other: Sequence[tuple[str, Sequence[str], Sequence[str]]]  # variable, paths, paths that open
     beside: tuple[str, Labels]
-    refused: Mapping[str, str]  # variable -> sentence
+    refused: Mapping[str, str]  # variable -> error message
     by_hook: tuple[str, Labels]
-    undone: Sequence[str]  # what a hook alone reports
-    listed: tuple[str, Labels, Labels]  # variable, what it holds, all that there are
+    undone: Sequence[str]  # what the hook without gpu-py logs as 'undone'
+    listed: tuple[str, Labels, Labels]  # variable, devices of its container, all devices
     explained: tuple[str, Sequence[str]]
     info: str
-    findings: tuple[str, Sequence[tuple[str, str]]]  # check, status and words of each
+    findings: tuple[str, Sequence[tuple[str, str]]]  # check, and each finding's status and words
     by_podman: tuple[str, Labels]
-    by_document: Sequence[tuple[Sequence[str], Labels]]  # names of the kind
+    by_document: Sequence[tuple[Sequence[str], Labels]]  # device names, without the CDI kind
     groups: frozenset[int] = frozenset()
     beginnings: Sequence[str] = ()
     variables: Sequence[str] = ()
-    in_document: Sequence[str] = ()  # the variables of a container that has devices by a document
+    in_document: Sequence[str] = ()  # variables of a container that has devices by a CDI spec
     links: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -109,7 +109,7 @@ def given_any(
     folder = bundle.path / "any-cdi"
     folder.mkdir()
     section, plain = "[nvidia-container-runtime]\n", config.with_name("plain.toml")
-    plain.write_text(config.read_text())  # explain has no steps in mode cdi
+    plain.write_text(config.read_text())  # explain has no steps in mode cdi, so it reads this copy
     text = config.read_text().replace(section, f'{section}mode = "{mode}"\n')
     config.write_text(f'{text}[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["{folder}"]\n')
     words: list[str | Path] = [devices.installation.command, "cdi", "generate", "--config", config]

@@ -18,7 +18,7 @@ from harness.installation import Installation
 USER = 1000
 MODES = pytest.mark.parametrize("mode", ["hook", "spec"])
 
-# What a node is to a container: what open gave, its numbers, its mode and its owner.
+# A node as a container sees it: the result of open, its numbers, its mode and its owner.
 Seen = tuple[str, str, str, str]
 
 _SEE = """

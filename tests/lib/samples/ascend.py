@@ -46,7 +46,7 @@ SAMPLE = Sample(
             labels=_TWELVE,
             last=("/dev/davinci11",),
         ),
-        # Only the class shows numbers.
+        # Only the sysfs class shows the numbers of these devices.
         Order(
             count=11,
             settings={"pci": "no", "chip": "310B"},
@@ -56,7 +56,7 @@ SAMPLE = Sample(
     ),
     saved={"vnpus": "116,117"},
     refused=({"chip": "9"}, "'9' isn't an Ascend chip"),
-    has_hooks=True,  # for the loader's cache
+    has_hooks=True,  # hooks that update the loader's cache
     imported=frozenset({"names", "variables", "model", "vendor"}),
     claim=Claim(
         driver="ascend.com",

@@ -43,7 +43,7 @@ SAMPLE = Sample(
         resource="npu.intel.com/accel",
     ),
     spelled=r"INTEL_VISIBLE_NPUS|intel_vpu|intel\.com/npu",
-    spelled_in=("vendors/gaudi.py",),  # the simulator's device of another driver
+    spelled_in=("vendors/gaudi.py",),  # it simulates a device of the driver intel_vpu, too
     in_order="The driver intel_vpu has 4 NPUs",
     findings=(({"no_node": 0}, "failure", "Intel NPU's driver has no node /dev/accel/accel0"),),
 )

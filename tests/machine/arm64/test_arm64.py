@@ -108,11 +108,11 @@ def test_gpu_py_without_an_engine_gives_the_requested_gpus(
     config = write_config(tmp_path / "etc", DRIVER, [runtime], f'mode = "{mode}"\n')
     spec = base_config(root, "sh", "-c", INSIDE)
     spec["process"]["env"].append(REQUEST)
-    spec["linux"]["cgroupsPath"] = "/gpuhook-alone"  # none is to crun the whole machine's
+    spec["linux"]["cgroupsPath"] = "/gpuhook-alone"  # without a path, crun uses the root cgroup
     (tmp_path / "config.json").write_text(json.dumps(spec))
     env = {"GPUHOOK_CONFIG": str(config)}
     done = run(["gpu-py", "run", "--bundle", tmp_path, "alone"], env)
-    check(done, gpus, linked=mode == "hook")  # config.json has no words for links and the cache
+    check(done, gpus, linked=mode == "hook")  # config.json can't express links and the cache
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ LIMITED = Path("/srv/gpus-615")
 LIMIT = "GPUHOOK_DEVICE_MEMORY=8GiB"
 OPTIONS = ("--gpus=3", "--model=H100", "--set=driver-version=615.10.01")
 PODMAN = ("--network=none", "--runtime=gpu-py")
-# Of each engine a low-level runtime, and how its containers see their cgroups.
+# Each engine with a low-level runtime, and the way its containers see their cgroups.
 KINDS = {
     "docker, runc": ("docker", "runc", ("--runtime=gpu-py",)),
     "docker, crun": ("docker", "crun", ("--runtime=gpu-py",)),
@@ -107,8 +107,8 @@ def test_a_memory_limit_survives_cgroup_changes_and_restarts(
         for _ in range(2):
             CHANGES[name](limited)
         if name == "update" and kind[0] == "podman" and not CRUN_IS_OLD:
-            # By podman update crun takes the right to open GPUs away (test_podman.py), and not the
-            # limit, which repair would name.
+            # At podman update, crun removes access to the GPUs (test_podman.py), but keeps the
+            # memory limit. If the limit was lost, repair would report it.
             said = call("gpuhook", "repair", limited.name)
             assert "is given back" in said
             assert "the memory limit" not in said

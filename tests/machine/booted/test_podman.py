@@ -3,8 +3,9 @@
 import pytest
 from booted import CRUN_IS_OLD, Container, disturb
 
-# Whether a container of each way and low-level runtime keeps its GPUs at podman update: crun writes
-# v2's rules again then, from what podman tells it, which has none of them; crun 1.8 doesn't.
+# Whether a container keeps its GPUs at podman update, for each way and low-level runtime. crun
+# writes cgroup v2's device rules again from podman's data, which doesn't include GPUs. crun 1.8
+# doesn't write them again.
 CASES = [(("runtime", "crun"), CRUN_IS_OLD), (("precreate", "runc"), True)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from booted import CARRIED, call
 from harness.commands import run
 from harness.images import REPOSITORY, image
-from test_tutorial import BLOCK, FAILING  # the integration test's, which begins with step 2
+from test_tutorial import BLOCK, FAILING  # of the integration test, which begins with step 2
 
 
 def test_the_tutorial_commands_work_and_leave_nothing_behind() -> None:

@@ -9,7 +9,7 @@ from harness.commands import Result, run, wait_until
 
 DAY = 86400
 SCRAPE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9836/metrics').read())"
-SOON = 45.0  # seconds: an emulated machine needs some for what takes a tenth of one
+SOON = 45.0  # seconds; 0.1 s of work takes a few on an emulated machine
 
 
 @pytest.fixture(params=[20, -20], ids=["forth", "back"])

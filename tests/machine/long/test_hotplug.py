@@ -17,7 +17,7 @@ MONITOR = Path("/dev/virtio-ports/monitor")
 CONFIG = Path("/etc/gpuhook/config.toml")
 PLUGINS = Path("/var/lib/kubelet/device-plugins")
 DEVICES = Path("/sys/bus/pci/devices")
-# Our name -> the emulator's name of a device, and its vendor on the PCI bus.
+# A name of the tests -> the emulator's name of a device, and the vendor id on the PCI bus.
 VENDORS = {"first": ("pci-testdev", "1b36"), "second": ("edu", "1234")}
 TABLE = """
 [[gpuhook.vendors]]
@@ -27,15 +27,15 @@ variable = "{variable}_VISIBLE_DEVICES"
 nodes = ["/dev/{name}{{n}}"]
 present = "pci:{vendor}"
 """
-NEVER = "86400"  # seconds between two looks that no event is the reason of
-SOON = 45.0  # an emulated machine needs some for what takes a tenth of one
+NEVER = "86400"  # seconds between two checks that no event triggers
+SOON = 45.0  # seconds; 0.1 s of work takes a few on an emulated machine
 
 
 def is_there(name: str) -> bool:
     """Tell whether the PCI bus has a device of a vendor."""
     vendors = []
     for path in DEVICES.glob("*/vendor"):
-        with contextlib.suppress(OSError):  # it goes while it is read
+        with contextlib.suppress(OSError):  # the device may be removed during the read
             vendors.append(path.read_text().strip())
     return f"0x{VENDORS[name][1]}" in vendors
 

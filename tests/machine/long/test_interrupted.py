@@ -33,7 +33,7 @@ def test_a_container_starts_while_run_is_full(docker: tuple[str]) -> None:
     finally:
         filler.unlink()
     said = full.stderr.splitlines()
-    if full.status != 0:  # the engine, too, keeps in there what it must
+    if full.status != 0:  # the engine also needs space on this filesystem
         assert "Traceback" not in full.stderr
         assert any("No space left" in line or "no space left" in line for line in said), said
     assert start(docker).ok().stdout.split()[1::2] == ["ENXIO", "ENXIO"]

@@ -8,7 +8,7 @@ from booted import ALLOWED, BUSYBOX, GIVEN, REQUEST, call
 
 NODES = [f"/dev/nvidia{minor}" for minor in GIVEN]
 OPENED = [f"{node} {ALLOWED}" for node in NODES]
-# What is called to bring GPUs into a container.
+# System calls that bring GPUs into a container.
 FORBIDDEN = (
     *("mount", "umount2", "move_mount", "open_tree", "fsopen", "fsmount", "mount_setattr"),
     *("mknod", "mknodat", "openat2", "bpf", "setns", "unshare", "chroot", "pivot_root"),
@@ -40,6 +40,6 @@ def test_a_seccomp_profile_restricts_the_container_but_not_gpuhook(
     if "docker" in start[0]:
         start.append("--security-opt=apparmor=unconfined")
     control = call(*start, BUSYBOX, "sh", "-c", f"({SCRIPT}) 2>&1", "sh", *NODES)
-    assert "not implemented" in control  # mount, by an error that nothing but the profile gives
+    assert "not implemented" in control  # the mount call's error, which only the profile causes
     assert control.splitlines()[0] == "Seccomp:\t2"
     assert control.splitlines()[-2:] == OPENED

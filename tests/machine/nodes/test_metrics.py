@@ -28,5 +28,6 @@ def test_metrics_show_the_gpus_of_a_service_on_each_node(
 
 def test_no_alert_fires_on_healthy_nodes(prometheus: Prometheus) -> None:
     prometheus.wait("up", dict.fromkeys(INSTANCES, 1.0))
-    # Below the namespace that is this machine's, processes of containers can't be told apart.
+    # This machine has a namespace of its own, below which processes of containers can't be
+    # told apart.
     assert prometheus.ask('ALERTS{alertname!="GpuhookIncomplete"}') == {}

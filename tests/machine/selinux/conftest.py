@@ -45,7 +45,7 @@ def debians_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(usual: None, installed: None) -> None:
     """The installed package, and a simulated driver whose files have a real driver's labels."""
     call("setfiles", "-F", "-r", DRIVER, CONTEXTS, DRIVER)
-    # Without a type in the policy's list, as what the kernel and services make has none.
+    # Files that the kernel or services create have no type in the policy's list, so set one here.
     call("chcon", "-R", "-t", "initrc_runtime_t", DRIVER / "run")
     kernels = [DRIVER / name for name in ("bin", "lib", "lib64", "sbin", "proc", "sys", "simulate")]
     call("chcon", "-h", "-R", "-t", "usr_t", *(path for path in kernels if path.exists()))

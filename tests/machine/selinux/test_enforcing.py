@@ -60,7 +60,7 @@ def test_selinux_is_enforcing_with_gpuhooks_policy_module(installed: None) -> No
 def test_docker_containers_start_without_selinux_denials(
     docker: tuple[str], denials: Denials
 ) -> None:
-    for _ in range(2):  # the second is served by the prefork server
+    for _ in range(2):  # the prefork server serves the second container
         docker_run(BY_RUNTIME).ok()
     assert denials.unusual() == []
 
@@ -92,12 +92,12 @@ def test_cdi_specs_in_podman_cause_no_selinux_denials(
 def test_commands_on_running_containers_cause_no_selinux_denials(
     docker: tuple[str], podman: tuple[str], denials: Denials
 ) -> None:
-    # Below Docker the policy denies crun something that no container needs.
+    # With Docker, the policy denies crun access to something that no container needs.
     set_config("nvidia-container-runtime.runtimes=runc,crun")
     sleeping = ("--detach", "--network=none", *BY_RUNTIME, "--name")
     call("docker", "run", *sleeping, "in-docker", BUSYBOX, "busybox", "sleep", "100000")
     try:
-        # Where podman finds this variable, conmon stays in the unit, and ends with it.
+        # With this variable, conmon would stay in podman's unit, and would end with it.
         service = [*CALLERS["service"], "--property=UnsetEnvironment=INVOCATION_ID"]
         call(
             *service, "podman", "run", *sleeping, "in-podman", BUSYBOX, "busybox", "sleep", "100000"

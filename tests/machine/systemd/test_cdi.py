@@ -56,7 +56,7 @@ def remapped(documents: None) -> Iterator[None]:
     before = DAEMON_JSON.read_text()
     DAEMON_JSON.write_text(json.dumps({**json.loads(before), "userns-remap": "default"}))
     call("systemctl", "restart", "docker")
-    call("docker", "load", "--input", CARRIED / "images.tar")  # into another folder than before
+    call("docker", "load", "--input", CARRIED / "images.tar")  # userns-remap uses another folder
     yield
     DAEMON_JSON.write_text(before)
     restart_docker("docker")

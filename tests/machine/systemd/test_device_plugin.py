@@ -22,7 +22,7 @@ def unit(installed: None) -> Iterator[str]:
 
 
 def test_the_enabled_unit_offers_gpus_across_a_kubelet_restart(unit: str) -> None:
-    call("systemctl", "enable", "--now", unit)  # before the kubelet, as at boot
+    call("systemctl", "enable", "--now", unit)  # started before the kubelet, as at boot
     with Kubelet(FOLDER / "device-plugins") as kubelet:
         kubelet.start()
         kubelet.wait_for(RESOURCE, healthy=GPUS)

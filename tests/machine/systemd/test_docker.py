@@ -22,15 +22,16 @@ from harness.commands import run
 from harness.images import image
 
 LIBRARIES = f"LD_LIBRARY_PATH={DRIVER}/usr/lib/x86_64-linux-gnu"
-HOOK = ("--gpus", '"device=0,2"')  # which names the GPUs that REQUEST does
+HOOK = ("--gpus", '"device=0,2"')  # selects the same GPUs as REQUEST
 DRIVERS = ("systemd", "cgroupfs")
-# The other driver's cgroups are no units of systemd's.
+# With cgroupfs, a container's cgroup isn't a systemd unit, so set-property can't be used.
 CASES = [(name, what) for name in DRIVERS for what in DISTURBANCES]
 CASES.remove(("cgroupfs", "set-property"))
 EACH_CASE = pytest.mark.parametrize(
     ("cgroup_driver", "what"), CASES, indirect=["cgroup_driver"], scope="module"
 )
-# Where the hook alone loses them; docker update writes nothing to a v2 without controllers.
+# Cases in which a container that only the hook serves loses its GPUs. With cgroup v2 without
+# controllers, docker update writes nothing.
 LOST = {("systemd", what) for what in DISTURBANCES if what != "update" or CONTROLLERS is None}
 
 
@@ -118,7 +119,7 @@ def test_device_access_survives_a_restart_of_the_engine(unit: str, container: Co
 
 def test_the_doctor_warns_about_missing_links_until_refresh_makes_them(docker: tuple[str]) -> None:
     call("gpuhook", "install", "--engine", "docker", "--cdi")
-    for _ in range(10):  # a service of the package may have made them again before
+    for _ in range(10):  # a service of the package may have created the links again
         forget_links()
         is_warned = findings()["dev-char"] == "warning"
         told = call("gpuhook", "refresh", "--verbose").splitlines()

@@ -28,7 +28,7 @@ from harness.packages import EVERY
 VENV = Path("/opt/gpuhook")
 
 
-# As NVIDIA's installation guide has them.
+# The commands in NVIDIA's installation guide.
 NVIDIAS = (
     "nvidia-ctk runtime configure --runtime=docker",
     "systemctl restart docker",
@@ -74,7 +74,7 @@ def bare(before: set[str]) -> Iterator[None]:
 def test_the_pip_instructions_of_the_install_page_work(bare: None) -> None:
     follow(*commands("With pip"))
     gpuhook = VENV / "bin/gpuhook"
-    follow(f"{VENV}/bin/pip install . ./simulate")  # as the text below says
+    follow(f"{VENV}/bin/pip install . ./simulate")  # as the page says below the commands
     if not DRIVER.exists():
         call(gpuhook, "simulate", DRIVER, "--gpus", str(GPUS))
     call(gpuhook, "config", "set", f"nvidia-container-cli.root={DRIVER}")
@@ -137,7 +137,7 @@ def test_nvidias_own_commands_work_after_the_readmes_instructions(bare: None) ->
     version = shell("nvidia-ctk --version").split()
     assert "version" in version
     info = call("docker", "info", "--format={{.Runtimes.nvidia}}")
-    assert "nvidia-container-runtime" in info  # what dev containers look for
+    assert "nvidia-container-runtime" in info  # dev containers look for this runtime
     starts()
     shell(lines[-1])
     assert (SETTINGS.read_bytes() if SETTINGS.exists() else None) == before

@@ -14,9 +14,9 @@ UNIT = Path("/etc/systemd/system/gpuhook-device-plugin.service")
 KUBELET = Path("/etc/systemd/system/kubelet.service")
 BOOT = Path("/etc/systemd/system/boot.target")
 FOLDER = Path("/var/lib/kubelet")
-DOCUMENTS = Path("/run/cdi")  # which the plugin writes
+DOCUMENTS = Path("/run/cdi")  # the plugin writes this folder
 RESOURCE = "nvidia.com/gpu"
-# Says what has become of the plugin when a kubelet is started.
+# A service that records the plugin's state at the time a kubelet is started.
 STARTS = f"""\
 [Service]
 Type=oneshot
@@ -32,7 +32,7 @@ def apply(variant: str, *words: str) -> str:
     for folder in folders_made(pod):
         Path(folder).mkdir(parents=True, exist_ok=True)
     container = containers(pod)["installer"]
-    # This machine may have no cgroup controllers.
+    # This machine may lack the cgroup controllers that these options need.
     options = [
         each
         for each in podman_options(pod, container, {})
@@ -67,7 +67,8 @@ def test_the_plugins_unit_starts_before_the_kubelet(node: None) -> None:
         assert "started" not in apply("cdi")
         assert call("systemctl", "show", "--property=MainPID", UNIT.name) == pid
 
-        # As at boot, in one transaction: the kubelet's job waits for the plugin's.
+        # As at boot, both units start in one transaction: the kubelet's job waits for the
+        # plugin's job.
         assert call("systemctl", "is-enabled", UNIT.name) == "enabled\n"
         call("systemctl", "stop", UNIT.name)
         call("systemctl", "start", BOOT.name)
@@ -76,7 +77,7 @@ def test_the_plugins_unit_starts_before_the_kubelet(node: None) -> None:
     call("systemd-analyze", "verify", UNIT)
     assert f"removed {UNIT.name}" in apply("remove", "remove", "--engine=none")
     assert not UNIT.exists()
-    # A package of gpuhook that is installed has a unit of that name, which it doesn't enable.
+    # An installed package of gpuhook has a unit of that name, too, but doesn't enable it.
     words = ("--property=FragmentPath", "--property=ActiveState", "--property=UnitFileState")
     left = call("systemctl", "show", *words, UNIT.name).splitlines()
     assert f"FragmentPath={UNIT}" not in left

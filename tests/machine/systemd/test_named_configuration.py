@@ -14,9 +14,9 @@ from booted import BUSYBOX, CARRIED, REQUEST, call, restart_docker
 from harness.commands import run, wait_until
 
 DEFAULT, NAMED = Path("/etc/gpuhook/config.toml"), Path("/srv/named.toml")
-LOG = Path("/run/named.log")  # which the named configuration alone has written
+LOG = Path("/run/named.log")  # written only with the named configuration
 VARIABLE = f"GPUHOOK_CONFIG={NAMED}"
-# Of a dockerd that runs beside the system's, and starts its own containerd.
+# A second dockerd in addition to the system's; it starts its own containerd.
 SOCKET, OWN = "unix:///run/own.sock", "own-docker"
 OWN_DOCKERD = (
     "dockerd", "--host", SOCKET, "--data-root=/var/lib/own", "--exec-root=/run/own",

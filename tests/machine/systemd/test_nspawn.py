@@ -67,7 +67,7 @@ def inside(*words: str) -> subprocess.CompletedProcess[str]:
 
 def start() -> None:
     call("systemctl", "daemon-reload")
-    run(["systemctl", "reset-failed", f"systemd-nspawn@{NAME}"])  # as often as the tests like
+    run(["systemctl", "reset-failed", f"systemd-nspawn@{NAME}"])  # allows any number of starts
     call("machinectl", "start", NAME)
     wait_until(lambda: run(["machinectl", "show", NAME]).status == 0, "the machine runs")
 

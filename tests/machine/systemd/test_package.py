@@ -78,7 +78,7 @@ def newer(old: Path, folder: Path) -> Path:
     root = folder / old.stem
     call("dpkg-deb", "--raw-extract", old, root)
     control = root / "DEBIAN/control"
-    # The additions want gpuhook of their own version.
+    # The additional packages require gpuhook in exactly their own version.
     control.write_text(re.sub(r"(?m)(^Version: .*|\(= [^)]*)", r"\1.1", control.read_text()))
     for shipped in root.rglob("config.toml"):
         shipped.write_text(shipped.read_text() + "# A line that the next version has.\n")

@@ -24,7 +24,7 @@ from harness.commands import run
 
 CDI = (Path("/etc/cdi"), Path("/run/cdi"))
 RUNTIMES = ("runc", "crun")
-# podman update needs the controller of what it changes.
+# podman update needs the cgroup controller of the limit that it changes.
 WHAT = [each for each in DISTURBANCES if each != "update" or CONTROLLERS is None]
 CASES = [
     ((way, name), what)
@@ -32,7 +32,7 @@ CASES = [
     for name in RUNTIMES
     for what in WHAT
 ]
-# Where access is lost, and comes back.
+# Cases in which access to the devices is lost and then restored.
 if CONTROLLERS is None:
     LOST = {(("prestart", "runc"), what) for what in DISTURBANCES}
 else:

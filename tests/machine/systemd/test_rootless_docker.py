@@ -9,7 +9,7 @@ import pytest
 from booted import ALLOWED, CARRIED, GIVEN, USER, call, running
 from harness.commands import run, wait_until
 
-CONTRIB = "/usr/share/docker.io/contrib"  # where Debian's package has dockerd-rootless.sh
+CONTRIB = "/usr/share/docker.io/contrib"  # the folder of dockerd-rootless.sh in Debian's package
 UNIT = f"""
 [Service]
 Environment=PATH={CONTRIB}:/usr/sbin:/usr/bin:/sbin:/bin

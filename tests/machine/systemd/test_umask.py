@@ -39,8 +39,9 @@ def bundle(docker: tuple[str], tmp_path: Path) -> Iterator[Path]:
 def folders(bundle: Path, runtime: str, umask: str) -> set[str]:
     """Return the folders of the bundle's container with their modes; leave the bundle unchanged."""
     call("cp", "--archive", bundle, f"{bundle}.copy")
-    # The helper may outlive runc by a moment. In namespaces nobody tells systemd when a cgroup of
-    # v1 is empty (release_agent), so that a unit would wait for it in vain; as Slurm's it doesn't.
+    # The helper may outlive runc by a moment. In namespaces, nothing tells systemd that a cgroup of
+    # v1 is empty (release_agent), so a unit would wait for it in vain.
+    # With KillMode=process, as in Slurm's unit, it doesn't wait.
     properties = (f"--property=UMask={umask}", "--property=KillMode=process")
     unit = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect", *properties)
     try:

@@ -41,7 +41,7 @@ if "--bundle" in sys.argv:
 os.execvp("runc", ["runc", *sys.argv[1:]])
 """
 SOCKET = Path("/run/containerd/containerd.sock")
-POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")  # the usual one
+POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")  # the kubelet's usual path
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def test_systemd_accepts_every_setting_of_the_units(unit: str, installed: None) 
 
 def test_a_container_start_is_served_by_the_watch_unit(docker: tuple[str]) -> None:
     """The prefork server of the unit, under its hardening, prepares a container."""
-    call("systemctl", "restart", "gpuhook-watch")  # else it may notice the driver in a minute only
+    call("systemctl", "restart", "gpuhook-watch")  # else it may notice the driver a minute later
     words = [*docker, "run", "--rm", "--network=none", "--runtime=gpu-py", "--env", REQUEST]
     words += [BUSYBOX, "devopen", *(f"/dev/nvidia{minor}" for minor in GIVEN)]
 

@@ -22,9 +22,9 @@ STARTS = {
     "cdi-hook": ("gpuhook.cdi_hook", "gpuhook.core.cdi.hook"),
     "prefork": ("gpuhook.prefork.supervisor",),
 }
-# Modules with these were made by fast_import; without, by the import system.
+# An expression for the names of gpuhook's loaded modules.
 OURS = "[m for m in sys.modules if m.startswith('gpuhook.')]"
-# What the import system imports before: the packages and fast_import itself.
+# Imported by the import system before fast_import works: the package and fast_import itself.
 BEFORE = {"gpuhook.base", "gpuhook.base.fast_import"}
 
 

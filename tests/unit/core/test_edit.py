@@ -22,7 +22,7 @@ from gpuhook.core import edit as editing
 from gpuhook.core.inventory.model import DeviceNode, Inventory
 from gpuhook.vendors.registry import all_vendors
 
-# Values that are another text when they are written anew.
+# Values that a JSON parser and writer would change.
 ODD = (
     r'"timeout":1.0e1,"x":1,"x":2,"a b":"é","s":"\u0061\/","n":-0,"big":1E400,"byte":"' + '\udcff"'
 )
@@ -65,7 +65,7 @@ def edited(text: str, mode: str, bundle: Path, there: dict[str, Inventory]) -> S
     return steps.edit(spec, settings_of(mode, bundle), str(bundle), inventories=there)
 
 
-# Each with what goes, of the hooks, nodes and variables beside it.
+# Each case has entries that gpuhook removes, among other hooks, nodes and variables.
 @pytest.mark.protects(
     "other-hooks",
     "hooks of other programs are unchanged when gpuhook removes its own",
@@ -213,7 +213,7 @@ def test_config_json_with_an_odd_value_is_edited_or_refused(
     way: str, bundle: Path, there: dict[str, Inventory]
 ) -> None:
     failed = {}
-    values = ODD_VALUES[::3] if way == "limited" else ODD_VALUES  # it asks the driver each time
+    values = ODD_VALUES[::3] if way == "limited" else ODD_VALUES  # each one asks the driver
     for place in PLACES:
         for value in values:
             try:

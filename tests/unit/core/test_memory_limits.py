@@ -426,7 +426,7 @@ def node(major: int, minor: int) -> dict[str, Any]:
         ((rule(195, -1, "rwm"),), {"0": 8, "1": 8}),
         ((rule(None),), {"0": 8, "1": 8}),
         ((EVERY,), {"0": 8, "1": 8}),
-        ((EVERY, {**rule(195, 3), "allow": False}), {"0": 8, "1": 8}),  # it may draw by another
+        ((EVERY, {**rule(195, 3), "allow": False}), {"0": 8, "1": 8}),  # the render node remains
         ((EVERY, *({**each, "allow": False} for each in (rule(195, 3), rule(226)))), {"1": 8}),
         ((rule(None, None, "m"), rule(1, 3), rule(10, 229), rule(5)), {}),
     ],
@@ -498,30 +498,30 @@ LATER = (PLACE, "rw,nosuid", "cgroup2")  # crun makes it read-only after the hoo
     [
         ([USUAL], [], None),
         ([("/", "rw", "overlay"), USUAL, ("/tmp", "rw", "tmpfs")], [], None),
-        ([("/sys/fs/cgroup/systemd", "rw", "cgroup")], [], None),  # nobody leaves v2 by v1
+        ([("/sys/fs/cgroup/systemd", "rw", "cgroup")], [], None),  # v1 leads no process out of v2
         ([LATER], [], PLACE),
         ([LATER], [cgroups("nosuid", "ro")], None),
         ([LATER], [cgroups("ro", type="cgroup2")], None),
         ([LATER], [cgroups("ro", "rw")], PLACE),
         ([LATER], [cgroups("rw", "ro")], None),
         ([LATER], [cgroups("ro", "rrw")], PLACE),
-        ([LATER], [cgroups("rro")], PLACE),  # that one is set at once
+        ([LATER], [cgroups("rro")], PLACE),  # rro is set at once, so it would show already
         ([LATER], [cgroups(options="ro")], PLACE),
         ([LATER], [cgroups(options=None)], PLACE),
         ([LATER], [cgroups("ro", destination=None)], PLACE),
         ([LATER], [cgroups("ro", type=["cgroup"])], PLACE),
         ([LATER], [cgroups(options=[["ro"], {}])], PLACE),
-        # A volume's source may lead elsewhere by now, and links to where its place is.
+        # By now, a volume's source may lead elsewhere, as may links in its destination.
         ([LATER], [cgroups("ro", "rbind")], PLACE),
         ([LATER], [cgroups("ro", type="bind")], PLACE),
         ([("/x", "rw", "cgroup2"), USUAL], [cgroups("ro")], "/x"),
         ([("/x", "rw", "cgroup2"), USUAL], [cgroups("ro", destination="/a/../x")], "/x"),
         ([LATER, LATER], [cgroups("ro")], PLACE),
-        # What is covered may be uncovered by who renames folders of a volume.
+        # Users who can rename folders of a volume can uncover a covered mount.
         ([LATER, USUAL], [], PLACE),
         ([USUAL, LATER], [], PLACE),
         ([LATER, (PLACE, "ro", "tmpfs")], [], PLACE),
-        # Read-only at the top alone, as ro is.
+        # The option ro makes only the top mount read-only.
         ([USUAL, ("/a/fs/cgroup", "rw", "cgroup2")], [cgroups("ro")], "/a/fs/cgroup"),
         ([("/host", "ro", "sysfs"), ("/host/fs/cgroup", "ro", "cgroup2")], [], None),
         ([("/a\\040b", "rw", "cgroup2")], [], "/a b"),
@@ -560,9 +560,9 @@ def test_writable_cgroups_are_refused_with_an_administrators_limit(
         else:
             limits(text, {}, *more).set(process, container=container)
             assert ("engine/container/cgroup.max.descendants", "0") in tree.written
-        limits(text, ADMIN, *more).set(process, container=container)  # it may do more than that
+        limits(text, ADMIN, *more).set(process, container=container)  # ADMIN may do more than that
     tree.written.clear()
-    limits("", {}).set(process, container=container)  # it is its own limit
+    limits("", {}).set(process, container=container)  # the container limits itself
     assert "cgroup.max.descendants" not in str(tree.written)
     os.close(process)
 
@@ -815,7 +815,7 @@ def test_a_limit_is_refused_in_a_cgroup_with_other_processes(tree: Tree) -> None
                 with pytest.raises(MemoryLimitError, match="has other processes"):
                     amds().set(process)
             assert tree.written == []
-            # In a container that runs, programs may be in mount namespaces of their own.
+            # Programs of a running container may be in their own mount namespaces.
             amds().set(process, {2: "/engine/container"})
             other.kill()
             other.wait()

@@ -16,7 +16,7 @@ from gpuhook.monitor.vendors.nvidia.xids import XIDS
 
 PAGE = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
 NAMES = re.compile(r"\b(?:gpuhook|container_accelerator|DCGM_FI_(?:DEV|PROF))_\w+")
-# What a page may leave out of a name, because it stands beside it.
+# A page may leave these prefixes out of a name if it shows them next to the name.
 PREFIXES = ("container_accelerator", "DCGM_FI_DEV_")
 
 

@@ -51,7 +51,7 @@ def samples(options: SeriesOptions | None = None, look: Snapshot = LOOK) -> Samp
     found: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
         for each in family.samples:
-            # The parser gives every counter the ending _total.
+            # The parser appends _total to the name of every counter.
             name = each.name if each.name.encode() in body else each.name.removesuffix("_total")
             found.setdefault(name, []).append((each.labels, each.value))
     return found
@@ -160,10 +160,10 @@ def test_dcgm_series_have_dcgms_labels_and_values() -> None:
         48, 3, 0,
     )  # fmt: skip
     assert [value for _, value in found["DCGM_FI_PROF_DRAM_ACTIVE"]] == [0.75]
-    assert len(found["DCGM_FI_DEV_GPU_UTIL"]) == 1  # DCGM has none of MIG devices
+    assert len(found["DCGM_FI_DEV_GPU_UTIL"]) == 1  # DCGM has no such series for MIG devices
 
 
-# Of DCGM's exporter: the rows that are on without a file, and their types.
+# The series that DCGM's exporter has by default (without a file), and their types.
 DEFAULTS = {
     **dict.fromkeys(
         (
@@ -252,7 +252,7 @@ def test_dcgm_series_of_slurm_jobs_have_the_job_label() -> None:
     idle = Usage(jobs[2].id, "GPU-1", 0, None, 0)
     look = Snapshot((GPU, PART), tuple(jobs), (*uses, idle))
     found = samples(SeriesOptions(dcgm=True), look)["DCGM_FI_DEV_FB_USED"]
-    assert [labels.get("hpc_job") for labels, _ in found] == [None]  # the MIG device's
+    assert [labels.get("hpc_job") for labels, _ in found] == [None]  # the MIG device's series
     found = samples(SeriesOptions(dcgm=True), replace(look, devices=(GPU,)))["DCGM_FI_DEV_FB_USED"]
     assert [labels.get("hpc_job") for labels, _ in found] == ["41"]
     given = Snapshot((GPU,), (Container("c", devices=("GPU-1",), slurm_job="43"),))

@@ -16,7 +16,7 @@ from gpuhook.monitor.host import child
 from gpuhook.monitor.machine import HostDevices
 from gpuhook.vendors import registry
 
-PATIENCE_S = 300.0  # of a test, on a busy machine whose disk may take its time
+PATIENCE_S = 300.0  # a test's time limit in seconds, for a busy host with a slow disk
 VENDOR = """
 import json
 import os
@@ -86,7 +86,7 @@ class Made:
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(registry, "BUILT_IN", {})
-    monkeypatch.setattr(child, "_REAP", PATIENCE_S)  # a busy machine takes its time to end one
+    monkeypatch.setattr(child, "_REAP", PATIENCE_S)  # a busy host may end a child slowly
     machine_path = tmp_path / "driver.json"
     text = VENDOR.format(path=str(machine_path))
     with vendors.known(tmp_path / "packages", "hanging", vendor=text):
@@ -108,7 +108,7 @@ def test_devices_are_searched_for_again_after_a_change(
         (tmp_path / "state").write_text("a file in the way")
     made.drive(devices=["a0", "a1"])
     assert made.look() == ["a0", "a1"]
-    assert made.look(0.0) == ["a0", "a1"]  # fresh: nobody is asked
+    assert made.look(0.0) == ["a0", "a1"]  # still fresh, so the driver isn't asked
     made.drive(devices=["a0"], around=1)
     assert made.look() == ["a0"]
     assert made.inventories.problems() == []
@@ -124,7 +124,7 @@ def test_a_hung_driver_delays_no_caller(made: Made) -> None:
     [problem] = made.inventories.problems()
     assert "takes long" in problem
     [pid] = {*children()} - {*before}
-    made.late += 2 * PATIENCE_S  # longer than nvml-timeout and what others may take
+    made.late += 2 * PATIENCE_S  # longer than nvml-timeout and all other time limits
     assert made.look(0.01) == ["a0"]
     assert "didn't end in time" in str(made.machine.failures()["hanging"])
     assert pid not in children()

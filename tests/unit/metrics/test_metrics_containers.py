@@ -45,13 +45,13 @@ def test_pod_uids_of_cgroups_match_the_vectors(case: Case) -> None:
         ("/system.slice/node7_slurmstepd.scope/job_41/step_0", "41"),
         ("/system.slice/slurmd.service", ""),
         ("/slurm/uid_1000/job_x", ""),
-        # As a container with a cgroup namespace of its own sees them.
+        # As seen by a container with its own cgroup namespace.
         ("/../../slurm/uid_1000/job_41/step_0", "41"),
         ("/../../system.slice/slurmstepd.scope/job_41", "41"),
         ("/../node7_slurmstepd.scope/job_41", "41"),
         (f"/../{ID}/slurm/uid_0/job_41", ""),
         (f"/../docker-{ID}.scope/slurmstepd.scope/job_41", ""),
-        # What a container may call its own cgroups.
+        # Names that a container may choose for its own cgroups.
         (f"/docker/{ID}/slurm/uid_0/job_41", ""),
         ("/user.slice/user@1000.service/slurm/uid_0/job_41", ""),
         ("/box/system.slice/slurmstepd.scope/job_41", ""),
@@ -183,7 +183,7 @@ def test_a_container_id_in_another_cgroup_path_does_not_count(
     (tmp_path / "config.toml").touch()
     observer = Observer(load(str(tmp_path / "config.toml")))
     known = {ID: Container(ID, "docker")}
-    # A process of this cgroup, as it was found when it began.
+    # A process of this cgroup, with the owner that was found when the process started.
     processes = Processes()
     processes._known[0] = ("", group, Owner("docker", ID))
     observer._processes = processes
@@ -244,7 +244,7 @@ def test_a_cgroup_named_like_a_container_elsewhere_is_detected() -> None:
     groups = {f"/system.slice/docker-{ID}.scope/init.scope": ID, "/user.slice/box": "box"}
     assert not poses(f"/system.slice/docker-{ID}.scope/system.slice/a.service", ID, groups)
     assert poses(f"/user.slice/user-1000.slice/user@1000.service/docker-{ID}.scope", ID, groups)
-    assert poses("/user.slice", ID, groups)  # it is called so in another hierarchy
+    assert poses("/user.slice", ID, groups)  # the id comes from another hierarchy's path
     assert not poses(f"/user.slice/docker-{ID}.scope", ID, {})
 
 

@@ -24,7 +24,7 @@ class Driver:
 
     def __init__(self, behave: Work) -> None:
         self.behave = behave
-        self.silent: list[list[str]] = []  # of each child that was begun
+        self.silent: list[list[str]] = []  # devices left out, for each started child
 
     def can_ask(self, inventory: object) -> bool:
         return inventory is not None
@@ -171,7 +171,7 @@ def test_a_hung_driver_costs_one_timeout_and_its_device(made: Any) -> None:
     assert time.monotonic() - before < 600
     assert asking.errors == {"timeout": 1}
     assert "hangs in GPU-1" in asking.problem
-    assert asking.ask(HERE) is None  # no new child at once
+    assert asking.ask(HERE) is None  # no new child is started at once
     assert len(driver.silent) == 1
     now[0] += 2
     driver.behave = without_failure
@@ -181,7 +181,7 @@ def test_a_hung_driver_costs_one_timeout_and_its_device(made: Any) -> None:
             "Acme: device 0 is left out for 300 seconds, because the driver hung in it"
         )
     assert driver.silent == [[], ["GPU-1"]]
-    now[0] += 400  # it is forgiven
+    now[0] += 400  # the 300 seconds are over
     assert asking.ask(HERE) is not None
     assert driver.silent[-1] == []
     assert asking.problem == ""

@@ -57,7 +57,7 @@ def test_processes_of_a_slurm_job_without_a_container_are_the_jobs(
     found = [holder("slurm:41", paths[7], "G0", engine="slurm"), holder(ID, f"/docker/{ID}")]
     _, used = assembled(observer, found, processes=[[7, 1], [8, 2], [9, 4], [10, 8]])
     by_id = {each: (usage.memory_bytes, usage.processes) for each, usage in used.items()}
-    # Who calls a cgroup like another's container is in none.
+    # A process whose cgroup only has another container's name is in no container.
     assert by_id == {"slurm:41": (3, 2), "slurm:42": (4, 1), "": (8, 1)}
 
 

@@ -23,8 +23,8 @@ from gpuhook.monitor.service_metrics import listen
 
 PATIENCE = 300.0
 SLOW = 40  # more connections than are kept
-SPACE = 0.5  # of the yardstick: what was quadratic took ten of them and more
-BUSY = 30.0  # seconds for one look on a busy machine; two for each of the slow would be 80
+SPACE = 0.5  # of the yardstick's time; quadratic code took ten times the yardstick and more
+BUSY = 30.0  # seconds for an answer on a busy host; 2 for each slow connection would be 80
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ ODD = {
     "OPTIONS * HTTP/1.1\r\n\r\n": 405,
     "CONNECT 127.0.0.1:80 HTTP/1.1\r\n\r\n": 405,
     "get /metrics HTTP/1.1\r\n\r\n": 405,
-    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": 400,  # how HTTP/2 begins
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": 400,  # the beginning of HTTP/2
     "GET /metrics\r\n": 400,  # HTTP/0.9
     "GET /metrics\r\n\r\n": 400,
     "GET /metrics HTTP/1.1 \r\n\r\n": 400,
@@ -163,7 +163,7 @@ ODD = {
     " GET /metrics HTTP/1.1\r\n\r\n": 400,
     "\r\n\r\n": 400,
     "\n": 400,
-    "\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\n\r\n": 400,  # how TLS may begin
+    "\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\n\r\n": 400,  # a possible beginning of TLS
     "": 0,
     "\r": 0,
     "GET /metrics HTTP/1.1\r\nA: b": 0,
@@ -236,7 +236,7 @@ def test_a_failing_request_is_answered_and_its_error_logged_once(
     request = "GET /metrics HTTP/1.1\r\n\r\n"
     (tmp_path / "breaks").touch()
     assert "could not be read" in asked(address, request)
-    with in_time():  # what is prepared for the next one fails after the answer
+    with in_time():  # preparing the next answer fails after this answer is sent
         while "RecursionError" not in (tmp_path / "told").read_text():
             time.sleep(0.01)
     (tmp_path / "breaks").unlink()
@@ -392,7 +392,7 @@ def test_clients_that_read_no_answer_are_closed_at_the_time_limit(
             assert time.monotonic() - before < BUSY
             with in_time(60):
                 assert all(each.recv(1, socket.MSG_PEEK) for each in waiting)
-                time.sleep(impatient)  # which is what is tested
+                time.sleep(impatient)  # the tested time, after which the server disconnects
                 assert all(_was_cut(each) for each in waiting)
 
 

@@ -91,7 +91,7 @@ def test_undecodable_label_values_are_escaped_and_stay_distinct() -> None:
     for openmetrics in (False, True):
         text = encode([family], openmetrics=openmetrics).decode()
         values = {line.partition('"')[2].rpartition('"')[0] for line in text.splitlines()}
-        assert {r"\\udcff", r"\\udcfe", "?"} <= values  # as a name each has of its own
+        assert {r"\\udcff", r"\\udcfe", "?"} <= values  # each value stays distinct
 
 
 @pytest.mark.protects(

@@ -37,7 +37,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}"]
         subprocess.run([*words, *files, *more], cwd=folder, check=True, capture_output=True)
 
-    make("ca", "-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 asks for it
+    make("ca", "-addext", "keyUsage=critical,keyCertSign")  # Python 3.13 requires keyUsage
     signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=CA:FALSE")
     for name in ("server", "other", "client"):
         make(name, *signed, "-addext", "subjectAltName=IP:127.0.0.1")
@@ -184,7 +184,7 @@ def test_only_valid_and_current_passwords_are_accepted(folder: Path) -> None:
         assert asked(address, None, "bert", "other") == 200
         assert asked(address, None) == 401
         assert asked(address, None, "carl", "") == 401
-        # Who may no more, may no more at once.
+        # A removed user is refused at once.
         (folder / "web.yml").write_text(f"basic_auth_users: {{bert: {hashed('other')}}}\n")
         assert asked(address, None, "anna", PASSWORD) == 401
         assert asked(address, None, "bert", "other") == 200
@@ -200,7 +200,7 @@ def test_a_removed_password_is_refused_on_an_open_connection(folder: Path) -> No
     with served(folder, users) as address, socket.create_connection(address, 60) as made:
         assert asked(address, None, "a", "b") == 200
         made.sendall(request("b")[:9])
-        assert asked(address, None, "a", "b") == 200  # so that the other one has been begun with
+        assert asked(address, None, "a", "b") == 200  # the server has now started the request above
         (folder / "web.yml").write_text(f"basic_auth_users: {{a: {hashed('other')}}}\n")
         made.sendall(request("b")[9:])
         with suppress(ConnectionError):
@@ -216,7 +216,7 @@ class Checks:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._shared = mmap.mmap(-1, 1 << 12)  # how many were begun, let go and done; their costs
+        self._shared = mmap.mmap(-1, 1 << 12)  # numbers started, released and done; then the costs
         self._check = bcrypt.checkpw
         monkeypatch.setattr(bcrypt, "checkpw", self._checked)
 
@@ -312,13 +312,13 @@ def test_pending_password_checks_do_not_delay_other_clients(folder: Path, checks
     """This holds with TLS, too, for remembered passwords and for answers that need no password."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, TLS + users) as address, ExitStack() as others:
-        others.callback(checks.let_go, 100)  # so that a failure ends
+        others.callback(checks.let_go, 100)  # so that a failing test doesn't hang
         assert asked(address, context(folder), "a", "b") == 200
         wrong = []
         for number in range(9):
             wrong.append(others.enter_context(in_tls(address, folder)))
             wrong[-1].sendall(request(f"wrong {number}"))
-        checks.wait_for(2)  # with the right one
+        checks.wait_for(2)  # the right password, and one of the wrong ones
         for _ in range(3):
             assert asked(address, context(folder), "a", "b") == 200
         assert asked(address, context(folder)) == 401
@@ -336,7 +336,7 @@ def test_a_new_client_is_checked_before_a_password_guesser(folder: Path, checks:
     """Of the clients with passwords to check, the one with the fewest wrong ones comes first."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
-        others.callback(checks.let_go, 100)  # so that a failure ends
+        others.callback(checks.let_go, 100)  # so that a failing test doesn't hang
         for number in range(12):
             wrong = others.enter_context(socket.create_connection(address, 60))
             wrong.sendall(request(f"wrong {number}"))
@@ -344,7 +344,7 @@ def test_a_new_client_is_checked_before_a_password_guesser(folder: Path, checks:
         made = socket.create_connection(address, 60, source_address=("127.0.0.2", 0))
         others.enter_context(made)
         made.sendall(request("b"))
-        assert asked(address, None) == 401  # who comes later is answered: that one has been heard
+        assert asked(address, None) == 401  # a later request is answered, so made's was read
         checks.let_go(1)
         assert made.recv(12) == b"HTTP/1.0 200"
 
@@ -390,13 +390,13 @@ def test_clients_with_wrong_passwords_do_not_displace_a_valid_one(
     """The valid client has started a request from another address and is remembered."""
     users = f"basic_auth_users: {{a: {hashed('b')}}}\n"
     with served(folder, users) as address, ExitStack() as others:
-        others.callback(checks.let_go, 100)  # so that a failure ends
+        others.callback(checks.let_go, 100)  # so that a failing test doesn't hang
         assert asked(address, None, "a", "b") == 200
         made = socket.create_connection(address, 60, source_address=("127.0.0.2", 0))
         others.enter_context(made)
         made.sendall(request("b")[:9])
         for number in range(80):
-            with suppress(ConnectionError):  # it has given way already
+            with suppress(ConnectionError):  # the server has already closed this connection
                 wrong = others.enter_context(socket.create_connection(address, 60))
                 wrong.sendall(request(f"wrong {number}"))
             if number % 20 == 19:

@@ -13,7 +13,7 @@ P, R = api.plugin, api.pod_resources
 DEVICE = wire.message((1, "GPU-1"), (2, "Healthy"), (3, wire.message((1, wire.message((1, 1))))))
 TOPOLOGY = P.TopologyInfo(nodes=[P.NUMANode(ID=1)])
 
-# A message of ours, and what it is on the wire.
+# A message made by gpuhook's code, and its bytes on the wire.
 SAME: dict[str, tuple[Any, bytes]] = {
     "register": (
         P.RegisterRequest(

@@ -26,7 +26,7 @@ HOST = "12:devices:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
         (f"0::/machine.slice/libpod-{ID}.scope/container\n", (ID, "podman")),
         (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope\n", (ID, "kubernetes")),
         (f"0::/kubepods.slice/crio-{ID}.scope\n", (ID, "cri-o")),
-        # A container can call a cgroup of its own like another container.
+        # A container can name its own cgroup like another container.
         (f"0::/docker/{ID}/docker/{VICTIM}\n", (ID, "docker")),
         (f"12:devices:/docker/{ID}/{VICTIM}\n0::/\n", (ID, "docker")),
         ("11:cpu,devices:/default/redis\n0::/\n", ("redis", "")),
@@ -60,7 +60,7 @@ def test_a_cgroup_equal_to_our_own_identifies_no_container() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "name"),
     [
-        # enroot's and Apptainer's containers have none of their own.
+        # Containers of enroot and Apptainer have no cgroups of their own.
         ("/slurm/uid_5/job_7/step_0/task_0", "/slurm/uid_5/job_8/step_0/task_0", "slurm:7"),
         ("/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
          "/system.slice/node1_slurmstepd.scope/job_8/step_0/user/task_0", "slurm:7"),

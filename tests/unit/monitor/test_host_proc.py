@@ -16,7 +16,7 @@ from gpuhook.monitor.host import namespaces
 from gpuhook.monitor.host.namespaces import NamespaceScan
 from gpuhook.monitor.host.uevents import KernelEvents, listen, parse
 
-# What Python's text takes for the end of a line or for a blank, besides \n.
+# Bytes that Python's text methods take for the end of a line or for a blank, besides \n.
 CUTTING = [
     b"\r", b"\r\r", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f", b"\x85", "\x85".encode(),
     "\u2028".encode(), "\u2029".encode(), "\xa0".encode(), "\u3000".encode(),
@@ -79,7 +79,7 @@ def test_mounts_with_any_names_are_parsed(root: bytes, point: bytes, source: byt
 @example(b"x\r0::/victim")
 @example(b"x\x0b0::/victim")
 def test_cgroups_with_any_names_are_parsed(name: bytes) -> None:
-    name = name.replace(b"\n", b"")  # which the kernel refuses
+    name = name.replace(b"\n", b"")  # the kernel refuses newlines in these names
     text = b"12:cpu,devices:/a/%s\n1:name=systemd:/%s\n0::/%s/b\n" % (name, name, name)
     assert proc.cgroups(text) == {
         "cpu,devices": os.fsdecode(b"/a/" + name),
@@ -251,10 +251,10 @@ def _status(parent: int, *ids: int) -> bytes:
     ("known", "owner"),
     [
         ({"self": _status(7, 12)}, "self"),
-        # A hook in its container's namespace, with the /proc of the one above.
+        # A hook in its container's pid namespace, with the /proc of the parent namespace.
         ({"self": _status(11, 12, 3), "11": _status(7, 11, 1), "7": _status(1, 7)}, "7"),
-        ({"self": b"Name:\tx\nPPid:\t7\n"}, "self"),  # a kernel that doesn't say
-        ({}, ""),  # a /proc that doesn't have us
+        ({"self": b"Name:\tx\nPPid:\t7\n"}, "self"),  # a kernel that reports no NSpid
+        ({}, ""),  # a /proc without this process
     ],
 )
 def test_the_pid_namespace_of_the_mounted_proc_is_found(

@@ -10,7 +10,7 @@ from gpuhook.base.config.model import Config
 from gpuhook.cluster.commands.nri import _gate
 from gpuhook.monitor import kubelet
 
-# As the kubelet of Kubernetes 1.36 writes it, without the plugin's answers.
+# Entries as the kubelet of Kubernetes 1.36 writes them, without the plugin's responses.
 ENTRIES = [
     {"PodUID": "u1", "ContainerName": "first", "ResourceName": "nvidia.com/gpu",
      "DeviceIDs": {"0": ["GPU-1"], "1": ["GPU-2"]}},
@@ -48,7 +48,7 @@ def test_other_containers_have_none(socket: str, uid: str, container: str) -> No
     assert kubelet.checkpointed(socket, uid, container) == []
 
 
-# The device ids aren't by NUMA node, as before Kubernetes 1.20.
+# Before Kubernetes 1.20, the device ids weren't grouped by NUMA node.
 OLD = {"PodUID": "u1", "ContainerName": "first", "ResourceName": "x", "DeviceIDs": ["GPU-1"]}
 
 

@@ -142,7 +142,7 @@ def test_a_failing_driver_is_retried_less_often_and_reported_once(made: Made) ->
     made.drive(fails="It hangs", around=1)
     assert machine.refresh()
     assert [each.cause for each in machine.failures().values()] == ["It hangs"]
-    assert ids(machine) == ["a0"]  # as they were known; the failure says that they can't be given
+    assert ids(machine) == ["a0"]  # the last known ids; the failure prevents their allocation
     assert machine.present == []
     times = []
     for _ in range(4000):
@@ -153,7 +153,7 @@ def test_a_failing_driver_is_retried_less_often_and_reported_once(made: Made) ->
     assert times[:5] == [30.0, 90.0, 210.0, 450.0, 930.0]
     assert times[-1] - times[-2] == 600.0
     assert [line for line in made.said if "hangs" in line] == ["made: It hangs. Mend it."]
-    machine.refresh(eager=True)  # no pause counts
+    machine.refresh(eager=True)  # an eager refresh ignores the pauses
     made.drive(devices=["a0"], around=2)
     assert machine.refresh()
     assert machine.failures() == {}

@@ -109,7 +109,7 @@ def test_a_process_creating_files_does_not_delay_the_removal(tmp_path: Path, par
     over, made = threading.Event(), list[int]()
 
     def make() -> None:
-        with contextlib.suppress(FileNotFoundError):  # the folder has been removed in the end
+        with contextlib.suppress(FileNotFoundError):  # the folder is removed at the end
             while not over.is_set():
                 os.close(os.open(f"{len(made)}", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
                 made.append(1)

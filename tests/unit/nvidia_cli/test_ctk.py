@@ -61,7 +61,7 @@ def test_the_version_is_one_that_scripts_accept() -> None:
         first, second = done.stdout.splitlines()
         name, number = first.rsplit(" ", 1)
         assert name == "NVIDIA Container Toolkit CLI version"
-        assert [*map(int, number.split("."))] >= [1, 14]  # the least that scripts accept
+        assert [*map(int, number.split("."))] >= [1, 14]  # the lowest version scripts accept
         assert second == f"commit: gpuhook {__version__}"
 
 
@@ -213,7 +213,7 @@ def test_a_copy_of_a_private_configuration_is_private_too(tmp_path: Path) -> Non
     file, other = tmp_path / "config.toml", tmp_path / "other.toml"
     file.write_text("")
     file.chmod(0o640)
-    for _ in range(2):  # the second time it is there, and open
+    for _ in range(2):  # the second time, the file exists and other users may read it
         assert run("config", f"-c{file}", f"--output={other}").exit_code == 0
         assert other.stat().st_mode & 0o777 == 0o600
         other.chmod(0o644)

@@ -231,5 +231,5 @@ def test_the_version_is_high_enough_for_scripts(
         main([option])
     said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     for label in ("cli-version", "lib-version"):
-        assert [*map(int, said[label].split("."))] >= [1, 14]  # the least that scripts accept
+        assert [*map(int, said[label].split("."))] >= [1, 14]  # the lowest version scripts accept
     assert said["build revision"] == f"gpuhook {__version__}"

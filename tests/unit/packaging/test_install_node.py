@@ -37,7 +37,7 @@ def machine(tmp_path: Path) -> Tree:
     ("name", "status", "cgroup", "counts"),
     [
         ("containerd", {}, SERVICE, True),
-        # From a cgroup namespace of the pod's own.
+        # As seen from a pod with its own cgroup namespace.
         ("containerd", {}, "0::/../../system.slice/k3s.service\n", True),
         ("containerd-shim", {}, SERVICE, False),
         ("containerd", {"Uid": "1000\t1000\t1000\t1000"}, SERVICE, False),
@@ -58,7 +58,7 @@ def test_only_a_service_of_the_node_counts_as_its_engine(
 ) -> None:
     machine.process(100, f"/usr/bin/{name}", status=status)
     machine.write("/proc/100/cgroup", cgroup)
-    (machine.root / "proc/101").mkdir()  # one that has ended meanwhile
+    (machine.root / "proc/101").mkdir()  # a process that has exited meanwhile
     found = installer.engines_running("containerd", str(machine.root))
     assert [process.pid for process in found] == ([100] if counts else [])
 
@@ -149,7 +149,7 @@ def test_a_config_file_that_containerd_does_not_read_is_refused(
 ) -> None:
     """An installation in a file that nothing reads must not be reported as a success."""
     node = installer.Node("/opt/g", "containerd", config, "none", "", False)
-    installer.check_file(node, str(machine.root))  # where nothing runs, or nothing is seen
+    installer.check_file(node, str(machine.root))  # no containerd runs, or none is visible
     machine.process(7, "/usr/bin/containerd", *argv)
     machine.write("/proc/7/cgroup", SERVICE)
     if not said:
@@ -159,7 +159,7 @@ def test_a_config_file_that_containerd_does_not_read_is_refused(
         installer.check_file(node, str(machine.root))
     machine.process(8, "/usr/bin/containerd")
     machine.write("/proc/8/cgroup", SERVICE)
-    installer.check_file(node, str(machine.root))  # one of them does
+    installer.check_file(node, str(machine.root))  # one containerd reads the file
 
 
 @pytest.mark.parametrize("name", ["k3s", "rke2", "microk8s", "k0s"])
@@ -375,7 +375,7 @@ def test_settings_of_a_node_with_an_installed_runtime_are_kept(
     if given:
         given_file().write_text(given)
     installer.settle(replace(node, engine="containerd"))
-    if older:  # than the note of which engine it is
+    if older:  # the record was written before the engine was noted in it
         record = json.loads(Path(node.settings_record).read_text())
         del record["engine"]
         Path(node.settings_record).write_text(json.dumps(record))
@@ -385,7 +385,7 @@ def test_settings_of_a_node_with_an_installed_runtime_are_kept(
     assert Path(node.settings_file).read_text() == before
     installer.unsettle(node)
     installer.refuse_runtime(replace(node, settings=()))
-    # Settings without an engine are nobody's but ours.
+    # Settings that were written without an engine belong to no runtime.
     installer.settle(node)
     installer.refuse_runtime(replace(node, settings=()))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-OLD = "0.1.0"  # the version before an upgrade; at the first, postinst writes config.toml
+OLD = "0.1.0"  # the version before an upgrade; at a first installation, postinst writes config.toml
 DEBIAN = Path(__file__).parents[3] / "packaging/debian"
 
 

@@ -97,7 +97,7 @@ def test_a_vanished_node_loses_the_lease_only_after_its_duration(
     began = time.monotonic()
     with lease(module, api, "next").held():
         assert (time.monotonic() - began) * FASTER > module.DURATION
-        # What comes back late takes nothing away from the new holder.
+        # A holder that comes back late doesn't take the lease from the new holder.
         manager.__exit__(None, None, None)
         assert spec(api)["holderIdentity"] == "next"
 

@@ -16,7 +16,7 @@ from gpuhook.tools import extensions
 REPOSITORY = Path(__file__).parents[3]
 # A library's name on the package index -> Debian's, where that isn't python3-NAME.
 DEBIAN_NAMES = {"pyyaml": "python3-yaml", "prometheus_client": "python3-prometheus-client"}
-# pynvml, which the package brings along.
+# The package includes nvidia-ml-py (pynvml).
 PACKED_IN = {"nvidia-ml-py"}
 _REQUIREMENT = re.compile(r"([\w-]+)>=([\d.]+)")
 _DEPENDENCY = re.compile(r"(python3(?:-[a-z0-9-]+)?)(?: \(>= ([\d.]+)\))?")
@@ -46,7 +46,7 @@ def in_debian(requirements: list[str]) -> dict[str, str]:
         assert match is not None, f"{requirement} has no lowest version, or more than that"
         name, version = match[1].lower(), match[2]
         if name == "protobuf":
-            # Debian counts as the C++ library does, which is the same release: 4.21 is 3.21.
+            # Debian uses the C++ library's version for the same release: 4.21 is 3.21.
             version = f"3.{version.partition('.')[2]}"
         if name not in PACKED_IN:
             found[DEBIAN_NAMES.get(name, f"python3-{name}")] = version

@@ -70,7 +70,7 @@ def test_removal_waits_until_all_nodes_are_done(
     while api.objects[INSTALLER]["metadata"]["generation"] != 4:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    # The states of a rollout: none is the end.
+    # States during a rollout, none of which is the final one.
     for each in (status(3, 2, 2), status(4, 0, 2), status(4, 1, 2), status(4, 2, 1)):
         api.objects[INSTALLER]["status"] = each
         asked = api.count("GET", "gpuhook-installer")

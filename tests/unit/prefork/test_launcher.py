@@ -43,8 +43,8 @@ def test_the_launcher_agrees_with_python_on_any_command_line(probe: Probe, argv:
         assert verb != "create" or bundle == (arguments.bundle or ".")
 
 
-# What the launcher makes of a command line: the verb, the bundle, and whether the prefork server is
-# asked; and what Python does: the verb, the bundle, and the word that is unclear.
+# The launcher's results for a command line: the verb, the bundle, and whether it asks the prefork
+# server. Python's results: the verb, the bundle, and the word that is unclear.
 Case = tuple[str, tuple[str, str, bool], tuple[str, str | None, str]]
 CASES: dict[str, Case] = {
     "docker create": (
@@ -211,7 +211,7 @@ def test_outside_a_virtual_environment_the_packages_folder_names_the_python(
     words = [str(installed.bin / "gpu-py"), "create", "--bundle", str(installed.bundle), "ID"]
     environment = {"PATH": "/usr/bin:/bin", "GPUHOOK_CONFIG": str(installed.config)}
     subprocess.run(words, env=environment, check=False, capture_output=True)
-    assert not installed.log.exists()  # it was the system's
+    assert not installed.log.exists()  # the system's Python ran
 
 
 def test_an_editable_install_runs_the_python_beside_it(installed: Installed) -> None:

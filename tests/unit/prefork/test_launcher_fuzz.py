@@ -26,7 +26,7 @@ SECONDS = float(
     os.environ.get("GPUHOOK_FUZZ_SECONDS", "60" if os.environ.get("CI") == "true" else "3")
 )
 SEED = int(os.environ.get("GPUHOOK_FUZZ_SEED", "0"))
-CHUNK = 128  # as the probe is compiled
+CHUNK = 128  # the chunk size with which the probe is compiled
 END = launcher_cache.END_MARKER.encode()
 TRIGGERS = [word.encode() for word in launcher_cache.words(Config()) or ()]
 
@@ -49,7 +49,7 @@ def test_any_command_line_is_parsed_as_python_does(probe: Probe) -> None:
         try:
             [os.fsencode(word) for word in argv]
         except UnicodeEncodeError:
-            return  # no word of a command line
+            return  # such a word can't be in a command line
         verb, bundle, is_usual, _ = probe.arguments(argv)
         arguments = Arguments(argv)
         if arguments.verb in CREATING_VERBS:

@@ -18,7 +18,7 @@ from gpuhook.prefork import instance, slots
 
 PLAIN = '{"env": "NVIDIA_VISIBLE_DEVICES=all"}'
 EDITED = json.dumps({"env": "NVIDIA_VISIBLE_DEVICES=all", "hooks": "x" * 100})
-# Has the descriptors of a server, and answers one question.
+# A sham server: it has a server's descriptors, and answers one request.
 SHAM = f"""
 import os, sys, time
 folder, launcher, act = sys.argv[1:]

@@ -73,7 +73,7 @@ def test_a_runc_state_file_does_not_override_another_runtime(kept: Installed) ->
 def test_a_container_whose_runtime_is_missing_is_passed_to_python(
     kept: Installed, builds: Builds
 ) -> None:
-    kept.install(builds.bare)  # the machine has it
+    kept.install(builds.bare)  # the host may have crun; this build doesn't search for it there
     (kept.path / "crun").unlink()
     kept.configure('[nvidia-container-runtime]\nruntimes = ["runc"]')
     keep(kept.folder / "root", "crun")
@@ -81,7 +81,8 @@ def test_a_container_whose_runtime_is_missing_is_passed_to_python(
     assert kept.run(*words, env={"PATH": str(kept.path)}) == "python runtime"
 
 
-# Where containers are kept below a folder, and which runtime made the one of a command line there.
+# Folders of containers and their runtimes; then, for each command line, the runtime that made its
+# container.
 PLACES = "root/ID:runc", "root/crun:crun", "user/crun/other:crun", "user/runc/mine:runc"
 MAKERS = {
     "--root {}/root state ID": "runc",

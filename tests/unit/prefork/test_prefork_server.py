@@ -175,16 +175,16 @@ def late_imports(source: str) -> Iterator[str]:
                 yield str(node.module)
 
 
-# Slow to import, for few containers, and before a container's mount namespace is entered: what
-# documents say is written into config.json.
+# Slow to import, and needed for few containers. They are loaded before a container's mount
+# namespace is entered: the edits of CDI specs are written into config.json.
 DOCUMENTS = {"gpuhook.core.cdi.document", "gpuhook.core.cdi.unresolved"}
-# Loaded where a request is refused, which is as early.
+# Loaded only if a request is refused, also before the mount namespace is entered.
 REFUSALS = {"gpuhook.core.suggest"}
-# Loaded where a container asks for any free device, which is as early.
+# Loaded only if a container requests any free device, also before the namespace is entered.
 CHOICE = {"gpuhook.core.records.choice"}
-# Loaded where the configuration declares vendors, and used nowhere else.
+# Loaded only if the configuration declares vendors, and used nowhere else.
 DECLARED = {"gpuhook.vendors.declared.names"}
-# Loaded where the configuration shares devices by MPS.
+# Loaded only if the configuration shares devices by MPS.
 MPS = {"gpuhook.vendors.nvidia.mps", "gpuhook.vendors.nvidia.mps_mounts"}
 
 

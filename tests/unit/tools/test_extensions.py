@@ -11,8 +11,8 @@ from gpuhook.tools.cli import _shipped as shipped
 
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = [(part, name) for part, every in extensions.COMMANDS.items() for name in every]
-ALIASES = ("ps", "top")  # of stats, without a page
-# A finder that finds none of the named packages, as if their files weren't there.
+ALIASES = ("ps", "top")  # aliases of stats, which have no page of their own
+# An import finder that hides the named packages, as if they weren't installed.
 WITHOUT = """
 import sys
 class Missing:
@@ -64,7 +64,7 @@ def test_only_commands_of_installed_packages_are_listed(part: str) -> None:
         if line.startswith("  ")
     ]
     for other, name in COMMANDS:
-        shown = bool(extensions.commands()[name][2])  # else it has no group there
+        shown = bool(extensions.commands()[name][2])  # --help lists only commands with a group
         assert (name in listed) == (other != part and shown)
     assert {"doctor", "install", "list"} <= {*listed}
 
@@ -138,7 +138,7 @@ def test_core_modules_import_without_the_extension_packages() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# The limit of Python sources that a host with only the package gpuhook has, without blank lines.
+# Limit of non-blank lines of Python on a host that has only the package gpuhook.
 MOST = 47_000
 
 

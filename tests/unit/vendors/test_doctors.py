@@ -73,7 +73,7 @@ def test_a_driver_without_devices_warns_only_for_neuron_and_gaudi(
     [
         ("neuron", "0x1d0f", "0xec20", []),  # a network card
         ("neuron", "0x1d0f", "0x7164", [("failure", "AWS Neuron's driver isn't loaded")]),
-        ("gaudi", "0x8086", "0x1020", []),  # another maker's device
+        ("gaudi", "0x8086", "0x1020", []),  # another vendor's device
         ("gaudi", "0x1da3", "0x1020", [("failure", "Intel Gaudi's driver isn't loaded")]),
     ],
 )

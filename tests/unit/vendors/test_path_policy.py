@@ -22,7 +22,7 @@ from gpuhook.vendors.declared import discover as declared
 from gpuhook.vendors.declared.names import names_of
 from gpuhook.vendors.nvidia import tegra
 
-Found = tuple[list[str], list[str]]  # paths that are given, and why others aren't
+Found = tuple[list[str], list[str]]  # the allowed paths, and the reasons for refusals
 
 
 def of_ascend(root: Path, *paths: str) -> Found:

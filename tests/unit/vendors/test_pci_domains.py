@@ -20,7 +20,7 @@ from gpuhook.monitor.vendors import pci
 from gpuhook.vendors import registry
 from gpuhook.vendors.nvidia.model import Gpu
 
-# As NVML has them -> as /sys, /proc and udev do.
+# PCI bus ids as NVML spells them -> as /sys, /proc and udev spell them.
 SPELLINGS = {
     "0000:1B:00.0": "0000:1b:00.0",
     "00000000:1B:00.0": "0000:1b:00.0",
@@ -57,7 +57,7 @@ def test_nvidia_gpus_in_large_domains_are_selected_and_masked(nvmls: str, kernel
     plan = planned(found, *env)
     [mask] = [op.to_json() for op in plan.operations if op.kind == "proc-driver"]
     assert f"gpus/{kernels}" in mask["visible"]
-    for word in (nvmls, kernels):  # as either tool prints it
+    for word in (nvmls, kernels):  # NVML's spelling and the kernel's
         assert labels(resolved(found, f"NVIDIA_VISIBLE_DEVICES={word}")) == ["0"]
 
 

@@ -1,22 +1,22 @@
 """Names of ACME's accelerators, for containers, clusters and the kernel: only data."""
 
-NAME = "acme"  # this folder; also in saved inventories and records
+NAME = "acme"  # the folder's name; also in saved inventories and records
 TITLE = "ACME"
-NOUN = "NPU"  # one device, and any device with the parts that can be asked for
+NOUN = "NPU"  # noun for one device; ANY_NOUN also covers parts that can be requested
 ANY_NOUN = "NPU or part of one"
-ID_TITLE = "SERIAL"  # what tells devices apart
+ID_TITLE = "SERIAL"  # title of the id that distinguishes devices
 
-# Variables by which a container asks, the first that is set decides -> the name spaces that its
-# names are looked for in.
+# Variables that request devices (the first one that is set decides) -> the name spaces in which
+# their values are looked up.
 VARIABLES = {
     "ACME_VISIBLE_DEVICES": ("index", "part", "serial", "bus_id", "board"),
     "ACME_VISIBLE_BOARDS": ("board",),
 }
 
-KIND = "acme.example/npu"  # of CDI devices, and the cluster's resource
-# What a device is called before its number in CDI's names npu0 and part1.0, and a part of one.
+KIND = "acme.example/npu"  # kind of CDI devices, and name of the cluster's resource
+# Prefixes of CDI device names, for a device (npu0) and for a part of one (part1.0).
 TYPES = ("npu", "part")
-PCI_VENDOR = "ac3e"  # as /sys/bus/pci/devices/*/vendor has it, without 0x
-DRIVER_WORDS = ("acme",)  # in the kernel's names of drivers and their devices
+PCI_VENDOR = "ac3e"  # as in /sys/bus/pci/devices/*/vendor, without 0x
+DRIVER_WORDS = ("acme",)  # words in the kernel's names of this vendor's drivers and devices
 
 LOST_REMEDY = "Wait until its reset is over, or use the other NPUs meanwhile"

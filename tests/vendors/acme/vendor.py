@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuhook.base.config.model import Config
     from gpuhook.core.contract import Grant
 
-CLASS = "/sys/class/acme"  # the driver's, with a folder for each NPU and each part of one
+CLASS = "/sys/class/acme"  # the driver's folder, with a subfolder for each NPU and each part
 PLUGINS = "/opt/acme/plugins"
 
 

@@ -36,7 +36,7 @@ SAMPLE = Sample(
         ),
     ),
     saved={"split": 1, "reset": 2},
-    on_pci=False,  # the simulator has no bus
+    on_pci=False,  # the simulator creates no PCI bus
     claim=Claim(
         driver="acme.example",
         device="npu-a-0000",

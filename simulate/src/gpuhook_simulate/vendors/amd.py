@@ -36,10 +36,10 @@ _WORDS = {
 }
 _PLACES = 8  # DRM devices that the driver creates for each GPU if any can be partitioned
 _FIRST_RENDER = 128
-_MOST = 64  # GPUs, or DRM devices: as many as have a minor
+_MOST = 64  # maximum of GPUs or DRM devices, limited by the minor numbers
 _DEVICE = 0x74A2  # MI308X's PCI device id
 _UNIQUE_ID = 0x084CAFEAE17E7600
-_CPUS = 2  # KFD's nodes before those of the GPUs
+_CPUS = 2  # CPUs, whose KFD nodes precede those of the GPUs
 
 
 class GpuPartition(NamedTuple):

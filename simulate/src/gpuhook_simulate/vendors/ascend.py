@@ -27,7 +27,7 @@ SETTINGS = {
     "chip": "910B", "numbers": "", "vnpus": "", "group": "1000", "missing": "", "ub": "",
     "pci": "yes", "lists": "yes", "decoys": "no",
 }  # fmt: skip
-# A chip -> its PCI device, and the shared nodes that its driver creates.
+# Chip -> its PCI device id, and the shared nodes that its driver creates.
 CHIPS = {
     "310": ("d100", discover.SHARED),
     "310B": ("d105", ("/dev/dvpp_cmdlist", discover.CONTAINERS_MANAGER, *discover.OF_310B)),

@@ -163,8 +163,8 @@ def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path)
 
 
-# What the process is in, what is mounted (root, place, kind, options), and what is found: the
-# version, and the folder of the cgroup.
+# The process's cgroups; the mounts (root, place, kind, options); and the expected result: the
+# version and the folder of the cgroup.
 FOUND: dict[str, tuple[str, list[tuple[str, str, str, str]], int, str]] = {
     "hybrid is v1": (
         "5:devices:/docker/abc\n2:cpu,cpuacct:/x\n1:name=systemd:/y\n0::/z\n",
@@ -204,7 +204,7 @@ def test_the_cgroup_of_a_process_is_found(
     proc: Proc, text: str, mounts: list[tuple[str, str, str, str]], version: int, place: str
 ) -> None:
     proc.memberships("7", text)
-    proc.cgroup("first/pod")  # without the file that shows it
+    proc.cgroup("first/pod")  # a cgroup without the file by which it is recognized
     folder = proc.cgroup(place, "cgroup.procs" if version == 2 else "devices.allow")
     proc.mounts(*mounts)
     assert proc.find() == (version, str(folder))
@@ -298,7 +298,7 @@ class TestRefused:
         return proc
 
     def test_a_refused_write_is_ignored_in_rootless_mode(self, refused: Proc) -> None:
-        # The file that stands for the namespace has not the first namespace's inode.
+        # The namespace's file doesn't have the inode number of the initial user namespace.
         assert allow(refused, [(195, 0)]) == "none-needed:rootless"
 
     def test_a_refused_write_is_an_error_in_the_initial_user_namespace(

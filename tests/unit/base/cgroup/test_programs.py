@@ -112,7 +112,7 @@ def test_combined_device_programs_allow_the_devices_of_both(
 
 ALLOW = code.instruction(code.SET_32, 0, imm=1) + EXIT
 
-# As runc writes it: the kind by half a word, the access masked and compared by registers.
+# runc's form: it loads the kind as half a word, and masks and compares the access in registers.
 RUNC = b"".join((
     code.instruction(0x69, 2, 1, 0),  # r2 = *(u16 *)(r1 + 0)
     code.instruction(0x61, 3, 1, 0),

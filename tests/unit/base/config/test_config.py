@@ -20,9 +20,9 @@ from gpuhook.base.errors import ConfigError
 
 Case = dict[str, Any]
 
-# What gpuhook has in place of NVIDIA's default; docs/engineering/differences.md says why.
+# gpuhook's defaults that differ from NVIDIA's; docs/engineering/differences.md says why.
 OWN_DEFAULTS = {"nvidia-container-runtime.mode": "hook"}
-# NVIDIA's keys that mean nothing here.
+# NVIDIA's keys that have no effect in gpuhook.
 NOT_READ = {"nvidia-container-runtime-hook.path", "nvidia-ctk.path"}
 
 NVIDIA_FILE = """\
@@ -269,7 +269,7 @@ def test_every_setting_with_an_effect_is_read_by_code() -> None:
                 elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "feature":
                     read |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
     assert {attribute for attribute, _, _ in KEYS.values()} - read == set()
-    # Judged where the configuration is read: no program of an image is run either way.
+    # The reader of the configuration judges this key: no program of an image is run either way.
     assert set(FEATURES) - read == {"allow-ldconfig-from-container"}
 
 

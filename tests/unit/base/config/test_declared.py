@@ -42,7 +42,7 @@ def test_a_table_with_only_required_keys_is_accepted() -> None:
 
 def test_shown_vendor_tables_load_again_unchanged() -> None:
     tables = declared_vendors.tables()
-    for later in ("tpu-vfio", "rocket"):  # other generations, with the variable of the first
+    for later in ("tpu-vfio", "rocket"):  # later generations have the same variable as the first
         del tables[later]
     config = loads("\n".join(tables.values()))
     again = loads(as_toml(config))

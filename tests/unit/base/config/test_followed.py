@@ -305,7 +305,7 @@ def test_every_long_running_command_follows_its_configuration() -> None:
         for each in modules
         if "SIGTERM" in each.read_text() or "--interval" in each.read_text()
     }
-    del endless["stats"]  # which a person runs, and which is started each time
+    del endless["stats"]  # a user runs stats, and starts it again each time
     assert {*endless} == {*SERVICES, "nri"}
     assert all("FollowedConfig(" in text for text in endless.values())
 

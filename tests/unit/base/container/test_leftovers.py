@@ -39,7 +39,8 @@ def fill(root: Path, files: Files, links: Files) -> None:
         (root / name).symlink_to(target)
 
 
-# The link, what is in its place, and whether it is left: also where another version counts.
+# The link, the files and links in the image, and whether the link's place has a leftover:
+# first with renewed=False, then with renewed=True, where links to another version count, too.
 CASES: list[tuple[tuple[str, str], Files, Files, bool, bool]] = [
     (GLX, {}, {"lib/libGLX_indirect.so.0": "libGLX_nvidia.so.570.1"}, True, True),
     (GLX, {"lib/libGLX_nvidia.so.570.1": EMPTY},

@@ -56,13 +56,13 @@ def boundary(
 @pytest.mark.parametrize(
     ("mount", "own", "shared"),
     [
-        (190, True, False),  # the root itself, though the host has its filesystem mounted
+        (190, True, False),  # the root itself, though the host has its filesystem mounted, too
         (191, True, False),  # a tmpfs that the runtime made
         (192, False, True),  # a volume whose peer is the host's root
-        (193, False, False),  # a volume shared with nobody
-        (194, False, False),  # the host's /dev, which gets what the host mounts, not the reverse
-        (195, True, False),  # the runtime's, shared with nobody
-        (19, False, False),  # none: not the beginning of another's number
+        (193, False, False),  # a volume without a peer on the host
+        (194, False, False),  # the host's /dev, which receives the host's mounts, not vice versa
+        (195, True, False),  # the runtime's, without a peer on the host
+        (19, False, False),  # no mount: 19 is only the beginning of other numbers
         (999, False, False),
     ],
 )
@@ -99,10 +99,10 @@ APPTAINER = """\
     ("tables", "mount", "own"),
     [
         ([HOST], True, {190, 191}),
-        ([HOST, "9 1 0:57 / /session rw - tmpfs tmpfs rw\n"], True, {190}),  # the host has it
+        ([HOST, "9 1 0:57 / /session rw - tmpfs tmpfs rw\n"], True, {190}),  # the host has it, too
         ([HOST, APPTAINER], True, {190}),  # this is the host's namespace
-        ([HOST], False, {190}),  # the root is a folder among the host's
-        ([], True, {190}),  # nothing is known of the host
+        ([HOST], False, {190}),  # the root is a folder among the host's mounts
+        ([], True, {190}),  # the host's mounts are unknown
     ],
 )
 def test_the_roots_filesystem_is_own_unless_mounted_elsewhere(
@@ -164,11 +164,11 @@ FOLDER = """\
 @pytest.mark.parametrize(
     ("mount", "own", "shared"),
     [
-        (24, True, False),  # the folder's own, which is the host's
-        (191, True, False),  # mounted in the folder alone
-        (192, False, True),  # a folder of the host's
-        (193, False, True),  # the same at a place with a blank
-        (195, False, False),  # mounted beside the folder, too
+        (24, True, False),  # the mount of the folder itself, which is the host's
+        (191, True, False),  # mounted only in the folder
+        (192, False, True),  # a folder of the host
+        (193, False, True),  # the same, at a path with a blank
+        (195, False, False),  # also mounted outside the folder
     ],
 )
 def test_mounts_below_a_plain_folder_are_own_unless_shared(

@@ -84,7 +84,7 @@ def test_a_private_file_is_made_or_emptied(tmp_path: Path) -> None:
     assert path.read_text() == "secret"
 
 
-# One entry's tag, rights and number: acl(5), linux/posix_acl_xattr.h.
+# Tag, permissions and id of each entry: acl(5), linux/posix_acl_xattr.h.
 LIST = (2).to_bytes(4, "little") + b"".join(
     struct.pack("<HHI", *entry)
     for entry in (

@@ -42,7 +42,7 @@ def test_an_unreaped_child_still_exists_and_accepts_signals(child: int) -> None:
     signals.send_to_child(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     assert signals.exists(child)
-    assert signals.send_to_child(child, signal.SIGKILL)  # to what nobody has waited for
+    assert signals.send_to_child(child, signal.SIGKILL)  # a zombie, which nothing has waited for
 
 
 @pytest.mark.protects(

@@ -22,7 +22,7 @@ from gpuhook.base.loader import layout, ldcache
 LibraryBuilder = Callable[..., bytes]
 Addition = tuple[str, str, int]
 X86_64, AARCH64 = 0x303, 0xA03
-NEW_HEADER, NEW_ENTRY = "=20sIIB3xI12x", "=iIIIQ"  # as struct has them
+NEW_HEADER, NEW_ENTRY = "=20sIIB3xI12x", "=iIIIQ"  # formats of the struct module
 HOST_CACHE = Path("/etc/ld.so.cache")
 FOLDER = own.FOLDER
 DRIVER = [
@@ -52,8 +52,8 @@ def ldconfig(root: Path, *args: str) -> bytes:
     return (root / "etc/ld.so.cache").read_bytes()
 
 
-# The loader, as a reference: comparison and search as dl-cache.c has them, character by
-# character and slow.
+# The loader's comparison and search, as a reference: like dl-cache.c, character by character,
+# and slow.
 
 
 def c_int(digits: str) -> int:
@@ -116,7 +116,7 @@ def cache_order(one: ldcache.CacheEntry, two: ldcache.CacheEntry) -> int:
     return names or two.flags - one.flags or (two.hwcap != 0) - (one.hwcap != 0)
 
 
-# Against the real ldconfig.
+# Comparisons with the real ldconfig.
 
 
 def test_the_host_cache_reads_as_ldconfig_reads_it(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_merging_gives_the_same_cache_as_ldconfig(
     wanted = listing(ldconfig(root, "-c", "new", "/opt/gpu", "/opt/gpu32"), tmp_path)
     found = listing(merged, tmp_path)
     if form == "old":
-        # The format before glibc 2.2 can't say that a library is for certain processors.
+        # The format before glibc 2.2 can't restrict a library to certain processors.
         wanted, found = ([x for x in lines if "hwcaps" not in x] for lines in (wanted, found))
     assert found == wanted
     made = {
@@ -381,7 +381,7 @@ def test_a_cache_made_for_slow_comparison_is_merged_fast() -> None:
         ldcache.merge(data, additions(names))
         ldcache._Raw(data, "").sort()
 
-    # Of plain work that takes a tenth of a second, and longer where all is slow.
+    # A yardstick: plain work that takes a tenth of a second, and longer on a slow host.
     least = of_this_process(lambda: sorted(range(1_000_000), key=str))
     assert of_this_process(read) < 40 * least
 

@@ -104,7 +104,7 @@ def mapping(inside: object, outside: object, size: object) -> dict[str, object]:
         ({"namespaces": [USER], "gidMappings": [mapping(0, 34, 10)]}, None),
         ({"namespaces": [USER]}, None),
         ({"namespaces": [{**USER, "path": "/proc/1/ns/user"}]}, None),
-        # Runtimes take what isn't there for 0, and refuse what is of another shape.
+        # Runtimes read a missing number as 0, and refuse values of another type.
         ({"namespaces": [USER], "gidMappings": [{"hostID": 40, "size": 10}]}, 4),
         ({"namespaces": [USER], "gidMappings": ["x", mapping("0", 40, None)]}, None),
         ({"namespaces": "user", "gidMappings": 1}, 44),

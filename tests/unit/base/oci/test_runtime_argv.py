@@ -127,8 +127,8 @@ def test_any_command_line_is_classified(argv: list[str]) -> None:
 
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "oci.json").read_text())["vectors"]
-# `--log create list` lists containers; that NVIDIA's runtime sees a create there is a bug.
-# `run` creates a container too. A bundle before the verb is nothing that a runtime takes.
+# `--log create list` lists containers; NVIDIA's runtime wrongly sees a create there.
+# `run` creates a container, too. No runtime accepts a bundle option before the verb.
 DIFFERENT = {"--log create list", "run --bundle /b c", "--bundle create create"}
 
 

@@ -129,7 +129,7 @@ def test_only_an_ordinary_user_rewrites_a_file_whose_owner_it_cannot_keep(
     path = write(tmp_path, json.dumps(CONFIG))
     monkeypatch.setattr(os, "fchown", refused)
     changed = read_spec(path).append(("process", "env"), ["B=2"])
-    # Where another user is, the file's owner isn't.
+    # From here on, the file belongs to another user.
     real, own = os.stat, os.geteuid()
     like = os.stat_result((*real(path)[:4], own + 1, *real(path)[5:10]))
     monkeypatch.setattr(

@@ -117,7 +117,7 @@ def test_an_invalid_option_starts_nothing(started: list[Any], empty: str) -> Non
 def test_a_dry_run_prints_devices_variables_and_nodes(
     amd: Inventory, empty: str, started: list[Any]
 ) -> None:
-    with pytest.raises(DriverError):  # the other vendors', after the answer
+    with pytest.raises(DriverError):  # the other vendors' error, raised after the output
         run("--config", empty, "--dry-run")
     with mock.patch("gpuhook.cluster.commands.device_plugin.raise_last"):
         done = run("--config", empty, "--dry-run", "--pass-device-specs")

@@ -35,7 +35,7 @@ class ManagedSpecs:
         self.folder = place / "driver"
         settings = Settings(driver_folder=str(self.folder))
 
-        def tell(sentence: str) -> None:  # in the child
+        def tell(sentence: str) -> None:  # called in the child process
             said.write_text(sentence)
 
         said.write_text("")
@@ -81,7 +81,7 @@ def test_the_driver_folder_worker_ends_with_the_supervisor(tmp_path: Path, found
     supervisor = os.fork()
     if supervisor == 0:
 
-        def tell(_: str) -> None:  # in the child
+        def tell(_: str) -> None:  # called in the child process
             os.write(writer, f"{os.getpid()}\n".encode())
             signal.pause()
 
@@ -94,5 +94,5 @@ def test_the_driver_folder_worker_ends_with_the_supervisor(tmp_path: Path, found
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
         began = time.monotonic()
-        assert words.read() == ""  # once nobody has the other end
-    assert time.monotonic() - began < 60  # by itself it ends after two minutes
+        assert words.read() == ""  # returns when no process has the other end
+    assert time.monotonic() - began < 60  # by itself, the worker exits after two minutes

@@ -263,12 +263,12 @@ def test_a_socket_removed_during_registration_is_registered_again(
     server.report(gpus())
     kubelet.wait_until(lambda: bool(kubelet.registrations), "it registers")
     (folder / SOCKET).unlink()
-    # Whatever a kubelet does, the call itself ends after fifteen seconds.
+    # Whatever a kubelet does, the registration call itself ends only after 15 seconds.
     kubelet.wait_until(lambda: len(kubelet.registrations) == 2, "registered again", seconds=13)
     kubelet.wait_for(GPU, healthy=8)
 
 
-# A kubelet that starts removes the sockets in the moment in which ours has just been made.
+# A starting kubelet removes the sockets at the moment when the plugin has just made its own.
 REMOVED_AT_ONCE = """
 import os
 removed = []
@@ -494,7 +494,7 @@ def test_stopping_the_server_removes_its_socket_and_keeps_capacity(
     assert time.monotonic() - began < 4
     assert nodes.sockets(folder) == [folder / nodes.REGISTRY]
     registered.wait_until(lambda: registered.allocatable(GPU) == 0, "nothing allocatable")
-    # Running pods' devices come back with the next process: the list isn't emptied.
+    # Running pods' devices come back with the next process, so the list isn't emptied.
     assert registered.capacity(GPU) == 8
 
 

@@ -75,7 +75,7 @@ def test_token_and_server_name_of_a_kubeconfig_are_used(tmp_path: Path) -> None:
     access = find(written(tmp_path, config({"token": "given"})))
     assert (access.server, access.token()) == (SERVER, "given")
     access = find(written(tmp_path, config({"token": "given", "tokenFile": "t"})))
-    with pytest.raises(PluginError, match="no token in"):  # it has blanks
+    with pytest.raises(PluginError, match="no token in"):  # the token has blanks
         access.token()
     (tmp_path / "t").write_text("other")
     assert access.token() == "other"
@@ -91,7 +91,7 @@ def test_certificates_are_read_from_files_or_data(tmp_path: Path) -> None:
     first = access.context()
     assert access.context() is first
     (tmp_path / "client.crt").write_text((tmp_path / "client.crt").read_text() + "\n")
-    assert access.context() is not first  # it was renewed
+    assert access.context() is not first  # the certificate was renewed
     data = {
         f"{key}-data": base64.b64encode((tmp_path / name).read_bytes()).decode()
         for key, name in names.items()

@@ -48,7 +48,7 @@ def test_a_claim_is_read_with_one_request(api: ApiServer) -> None:
     found = cluster(api)[0].claim("default", "c1", uid)
     assert found["spec"]["devices"]["requests"] == [EXACTLY, FIRST]
     assert found["status"]["allocation"] == ALLOCATION
-    assert len(api.asked) == 1  # no question of versions while the newest is served
+    assert len(api.asked) == 1  # no request for API versions while the newest is served
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
@@ -124,7 +124,7 @@ def test_status_reports_of_two_nodes_do_not_affect_each_other(api: ApiServer) ->
 def test_failed_status_reports_are_logged_once(api: ApiServer) -> None:
     uid = claim(api, [EXACTLY])
     asking, said = cluster(api)
-    asking.report("default", "c2", uid, [DEVICE])  # gone: nobody reads it
+    asking.report("default", "c2", uid, [DEVICE])  # c2 is gone, so this failure isn't logged
     asking.report("default", "c1", "another", [])
     assert said == []
     for _ in range(2):

@@ -231,7 +231,7 @@ def test_an_invalid_watch_is_an_error(api: ApiServer, begun: Begun) -> None:
         events(watch, 1)
     api.fail(GARBAGE)
     watch = begun(asking, {})
-    assert events(watch, 1) == []  # no line of it was whole
+    assert events(watch, 1) == []  # the garbage has no complete line
 
 
 def test_concurrent_requests_are_all_answered(api: ApiServer) -> None:

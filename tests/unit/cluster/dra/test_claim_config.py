@@ -13,7 +13,7 @@ from gpuhook.cluster.vendors.nvidia import claim_config
 from gpuhook.vendors import registry
 
 GIB = 1 << 30
-MOST_SAID = 1 << 15  # characters of a condition's message: Condition of Kubernetes' meta/v1
+MOST_SAID = 1 << 15  # most characters of a condition's message: Condition of Kubernetes' meta/v1
 EACH = "defaultPerDevicePinnedMemoryLimit"
 SLICES = {"do": "time-slice", "slice": 0}
 MPS = {"do": "mps", "threads": 0, "memory": 0}
@@ -86,7 +86,7 @@ def effect(limits: Any, *devices: str) -> dict[str, Any]:
     ("limits", "found"),
     [
         ({"GPU-b": "4Gi"}, {"GPU-b": 4 * GIB}),
-        ({"0": "4Gi"}, {"GPU-a": 4 * GIB}),  # the first of the sorted UUIDs, as NVIDIA's has it
+        ({"0": "4Gi"}, {"GPU-a": 4 * GIB}),  # 0 is the first of the sorted UUIDs, as with NVIDIA
         ({"GPU-a": 2 * GIB, "1": "3Gi"}, {"GPU-a": 2 * GIB, "GPU-b": 3 * GIB}),
     ],
 )

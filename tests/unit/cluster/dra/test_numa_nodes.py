@@ -18,7 +18,7 @@ from gpuhook.monitor.vendors import pci
 from gpuhook.vendors import registry
 
 NUMA = "resource.kubernetes.io/numaNode"
-# Two sockets of two nodes each, and a node of memory that has no processor.
+# Two sockets of two NUMA nodes each, and a node that has memory but no processor.
 DISTANCES = ["10 12 32 32 40", "12 10 32 32 40", "32 32 10 12 40", "32 32 12 10 40", ""]
 PROCESSORS = ["0-1,8", "2-3", "4", "6-7", ""]
 SOCKETS = {0: 0, 2: 0, 4: 1, 6: 1}

@@ -59,7 +59,7 @@ def plugin(tmp_path: Path) -> Iterator[Plugin]:
 
 
 def test_a_plugin_that_answers_passes_the_probe(plugin: Plugin, tmp_path: Path) -> None:
-    (tmp_path / "other.example.com-reg.sock").touch()  # another's, who may be down
+    (tmp_path / "other.example.com-reg.sock").touch()  # another plugin's, which may be down
     assert probe(str(tmp_path), "pod-1", 20) == [f"gpu.nvidia.com-{OWN}-reg.sock"]
     assert plugin.asked == ["GetInfo", "NodePrepareResources"]
 

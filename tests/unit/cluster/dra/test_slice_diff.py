@@ -89,7 +89,7 @@ def test_slices_deleted_by_the_kubelet_are_created_again() -> None:
     cluster.write(wanted)
     cluster.there = []
     assert cluster.write(wanted) == [CREATE, CREATE]
-    assert cluster.generations() == [2, 2]  # higher than any that somebody may still remember
+    assert cluster.generations() == [2, 2]  # higher than any that other programs may remember
     del cluster.there[0]
     assert cluster.write(wanted) == [CREATE]
     assert cluster.generations() == [2, 2]
@@ -154,7 +154,7 @@ def test_any_interrupted_writes_are_repaired_by_the_next(steps: list[Any], data:
         if cluster.there and data.draw(some.booleans()):
             cluster.there.remove(data.draw(some.sampled_from(cluster.there)))
         if forgets:
-            cluster.known = 0  # a new process
+            cluster.known = 0  # as in a new process
     wanted = pool([device("a")], [device("b", "x")])
     before = max(cluster.generations(), default=0)
     cluster.write(wanted)
@@ -183,7 +183,7 @@ def test_only_a_changed_device_causes_a_slice_update() -> None:
     cluster.write(wanted)
     [there] = cluster.there
     there["spec"]["devices"][0]["capacity"]["cores"]["value"] = "132k"
-    there["spec"]["devices"][0]["bindsToNode"] = False  # a server's own
+    there["spec"]["devices"][0]["bindsToNode"] = False  # a field that the server has added
     there["metadata"]["labels"] = {"somebody": "else"}
     assert cluster.write(wanted) == []
     there["spec"]["devices"][0]["attributes"]["more"] = {"int": 1}

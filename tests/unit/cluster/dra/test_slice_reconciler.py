@@ -103,7 +103,7 @@ def test_taints_are_added_at_once_and_removed_later(settled: Node) -> None:
     assert generation(settled) == {(1, 2)}
     settled.want(slices([A], [B]))
     settled.rest(30)
-    assert settled.writes() == 1  # what can wait waits
+    assert settled.writes() == 1  # removing a taint isn't urgent
     settled.run(lambda: settled.taints() == [], 60)
     assert settled.now - began <= 61
     assert settled.writes() == 2
@@ -125,7 +125,7 @@ def test_a_failed_write_is_repeated_and_reported(settled: Node) -> None:
     began = settled.now
     settled.want(slices([device("a", "xid=79")], [B]))
     settled.run(settled.taints, 60)
-    assert 3 <= settled.now - began <= 8  # 0.5 to 1 s, 1 to 2, 2 to 4
+    assert 3 <= settled.now - began <= 8  # pauses: 0.5 to 1 s, 1 to 2 s, 2 to 4 s
     assert settled.api.count("PUT") == 4
     assert len(settled.said) == 2
     assert "may be outdated: The API server refuses PUT of" in settled.said[0]
@@ -139,7 +139,7 @@ def test_an_overloaded_server_is_asked_again_after_its_delay(settled: Node) -> N
     settled.run(settled.taints, 60)
     assert settled.now - began >= 40
     assert settled.api.count("PUT") == 2
-    assert settled.api.count("GET") == 0  # what it knows is still true
+    assert settled.api.count("GET") == 0  # the slices that it knows are still current
 
 
 def test_taints_of_partitioned_gpus_are_added_and_removed(node: Node) -> None:
@@ -229,7 +229,7 @@ def test_slices_of_other_nodes_are_unchanged(
     api.cut_watches()
     settled.rest(100)
     with api.lock:
-        api.floor = api.version  # and once more from a list
+        api.floor = api.version  # the next watch is too old, so slices are listed again
     api.cut_watches()
     settled.rest(100)
     api.change(name, lambda found: found["metadata"].update(labels={"a": "b"}))
@@ -453,7 +453,7 @@ def test_a_server_that_changes_objects_causes_no_endless_writes(
         api.bookmark()
         node.rest(300)
     assert node.writes() == 2
-    api.wipe(name=api.slices("n1")[1]["metadata"]["name"])  # what is there is compared again
+    api.wipe(name=api.slices("n1")[1]["metadata"]["name"])  # so the slices are compared again
     node.run(lambda: node.names() == ["a", "b"], 5)
     node.rest(300)
     assert node.writes() == 3

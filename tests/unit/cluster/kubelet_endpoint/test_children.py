@@ -252,7 +252,7 @@ def test_a_paused_listener_stays_stopped_until_the_pause_ends(
 ) -> None:
     listener.tend("devices")
     listener.let_go(60.0)
-    listener.restart()  # whatever happens meanwhile
+    listener.restart()  # must not end the pause
     clock.now += 59.0
     listener.tend("devices")
     assert not listener.pid
@@ -350,16 +350,16 @@ def test_a_server_that_stops_reading_is_restarted(
     clock.now = made.again
     made.tend()
     assert made.pid not in {0, first}
-    assert made.wants() >= 0  # the new one is given the last state
+    assert made.wants() >= 0  # the new server needs the last state
     wait_until(lambda: made.reap() is None and not made._zombies)
 
 
 def test_only_the_last_waiting_state_is_kept(server: tuple[StateWorker, int]) -> None:
     made, _ = server
     made.give(PluginState().to_line())
-    assert made.wants() == -1  # there is none yet
+    assert made.wants() == -1  # no server runs yet
     made.tend()
-    assert made.wants() == -1  # it fits into the pipe
+    assert made.wants() == -1  # the state fits into the pipe
     made.give(b"a" * (1 << 20) + b"\n")
     made.give(b"b\n")
     made.give(b"c\n")

@@ -26,7 +26,7 @@ def test_a_quiet_device_that_answers_recovers(clock: Clock) -> None:
     assert state.ill("a", "XID 79")
     assert state.due() == 1300.0
     clock.now = 1100.0
-    assert not state.ill("a", "XID 79")  # no news, but it isn't quiet
+    assert not state.ill("a", "XID 79")  # already known, but the quiet time starts again
     clock.now = 1300.0
     assert state.asked(["a", "b"]) == []
     clock.now = 1400.0
@@ -65,7 +65,7 @@ def test_a_flapping_device_waits_longer_before_each_recovery(clock: Clock) -> No
         assert state.asked(["a"]) == ["a"]
     assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 160.0, 160.0]
     state.ill("a", "XID 79")
-    assert state.reset(["a"]) == []  # not even a reset shortens that
+    assert state.reset(["a"]) == []  # not even a reset shortens the wait
     clock.now += 7200.0
     assert state.asked(["a"]) == ["a"]
     state.ill("a", "XID 79")

@@ -21,7 +21,7 @@ def test_released_library_memory_is_read_again_from_its_file(tmp_path: Path) -> 
     path = tmp_path / "library"
     path.write_bytes(content)
     with path.open("rb") as file:
-        os.fsync(file.fileno())  # as a library is: nothing of it is still to be written
+        os.fsync(file.fileno())  # as for a library, no page is still to be written
         mapped = mmap.mmap(file.fileno(), SIZE, mmap.MAP_PRIVATE, mmap.PROT_READ)
     with mapped:
         assert mapped[:] == content

@@ -123,7 +123,7 @@ def strangers(
             theirs.accept_envvar_unprivileged = True
             theirs.accept_volume_mounts, theirs.accept_annotations = by_mounts, by_notes
             found |= machine.ids(spec_of(read(env), asked), theirs)
-            for each in machine.known.values():  # one that is about one vendor's devices alone
+            for each in machine.known.values():  # a runtime for only one vendor
                 only = {each.NAME: each}
                 try:
                     got = resolve(spec_of(read(env), asked), theirs, only)
@@ -583,7 +583,7 @@ def test_annotations_for_another_container_are_ignored(machine: Machine) -> None
     key = "nvidia.cdi.k8s.io/container.other"
     asked = asking(pod_annotations=((key, "nvidia.com/gpu=1"), ("a.io/b", "nvidia.com/gpu=1")))
     assert changed(machine, asked) == {}
-    asked = asking(annotations=(("cdi.k8s.io/plugin", "k8s.io/gpu=1"),))  # the kubelet's own
+    asked = asking(annotations=(("cdi.k8s.io/plugin", "k8s.io/gpu=1"),))  # the kubelet's annotation
     assert changed(machine, asked) == {}
 
 

@@ -14,7 +14,7 @@ from gpuhook.vendors.neuron.vendor import CORES
 from gpuhook.vendors.nvidia import variables
 
 MANY = 1 << 16
-# What asks for devices, or tells how, and has no end.
+# Requests for devices, or for details of them, that are too long.
 Pairs = tuple[tuple[str, str], ...]
 LONG: dict[str, tuple[tuple[str, ...], Pairs, Pairs]] = {
     **{

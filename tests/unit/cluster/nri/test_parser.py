@@ -19,7 +19,7 @@ from gpuhook.cluster.nri.asked import ContainerRequest
 from gpuhook.cluster.nri.parser import NoMessageError, NriRequest, Parser
 
 SERVICE = "nri.pkg.api.v1alpha1.Plugin"
-PATIENCE = 20.0  # seconds, on a machine that is busy
+PATIENCE = 20.0  # seconds, enough on a busy host
 
 
 @pytest.fixture

@@ -291,7 +291,7 @@ def test_device_mounts_do_not_bypass_the_gate(way: InjectionMode, handler: str) 
 SECOND = ("amd.com/gpu", "0x84cafeae17e7610")
 THIRD = ("amd.com/gpu", "0x84cafeae17e7620")
 FOLDER = "/var/run/amd-container-devices/cdi"
-# What the configuration says, what the container asks by, and what the kubelet has to have given.
+# The configuration, the container's request, and the device the kubelet must have allocated.
 DOCUMENTED: dict[str, tuple[dict[str, Any], ContainerRequest, tuple[str, str]]] = {
     "mode cdi": (
         {"mode": "cdi"}, ContainerRequest("n", "p", "c", "gpu-py", ("AMD_VISIBLE_DEVICES=1",)),
@@ -505,10 +505,10 @@ def test_a_request_for_all_gives_the_allocated_devices(gated: Gated) -> None:
     answer = served.engine.create("AMD_VISIBLE_DEVICES=all")
     assert messages(adjustment(answer), 6) == []
     assert environment(answer) == {"AMD_VISIBLE_DEVICES": "none"}
-    names.append(("amd.com/gpu", "0x84cafeae17e7620::3"))  # a share of the third
+    names.append(("amd.com/gpu", "0x84cafeae17e7620::3"))  # a share of the third device
     answer = served.engine.create("AMD_VISIBLE_DEVICES=all")
     assert nodes(answer) == ["/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"]
-    names[:] = [("amd.com/gpu", "3")]  # by the name of a CDI device of a claim
+    names[:] = [("amd.com/gpu", "3")]  # a claim's device, by the name of its CDI device
     assert nodes(served.engine.create("AMD_VISIBLE_DEVICES=all"))[1] == "/dev/dri/card3"
 
 
@@ -695,7 +695,7 @@ def test_a_restarted_engine_is_connected_again(
 
     def engine() -> None:
         try:
-            time.sleep(0.2)  # not there yet
+            time.sleep(0.2)  # the engine isn't there yet
             for _ in range(2):
                 listener = Listener(path)
                 listener.once()

@@ -18,7 +18,8 @@ from gpuhook.core.cdi import apply, folders
 Case = dict[str, Any]
 Node = tuple[str, int, int, int]
 
-# name of the case -> what gpuhook makes of config.json; docs/engineering/differences.md says why.
+# Name of the case -> the changes in gpuhook's config.json that differ from the library's;
+# docs/engineering/differences.md says why.
 DIFFERENCES: dict[str, dict[str, Any]] = {
     "permissions none": {
         "linux": {"devices": [{"path": "/dev/nil", "type": "c", "major": 1, "minor": 3}]}
@@ -28,7 +29,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
         "hooks": {"createContainer": [{"path": "/h", "args": ["h", "x"]}]},
     },
 }
-# The library's phrase -> a part of gpuhook's.
+# The CDI library's phrase -> a part of gpuhook's message.
 PHRASES = {
     "failed to stat CDI host device": "The device node /dev/x can't be read",
     "host type mismatch": "The device node /dev/x is of the type c, not b",

@@ -19,7 +19,7 @@ Case = dict[str, Any]
 HEAD = "cdiVersion: 0.5.0\nkind: vendor.com/gpu\n"
 DEVICE = "devices: [{name: a, containerEdits: {env: [A=b]}}]\n"
 
-# The library's phrase -> what gpuhook says.
+# The CDI library's phrase -> gpuhook's message.
 PHRASES = {
     "the spec version must be at least v0.3.0": "cdiVersion must be at least 0.3.0, not '0.1.0'",
     'invalid version "1.2.0"': "cdiVersion '1.2.0' is none of 0.3.0 to 1.1.0",
@@ -195,7 +195,7 @@ def test_binary_data_is_refused(data: bytes) -> None:
     assert read(data).document is None
 
 
-# As the engines' reader says, which was asked: sigs.k8s.io/yaml 1.3 with go-yaml 2.4.
+# Results of the engines' YAML reader, obtained with sigs.k8s.io/yaml 1.3 and go-yaml 2.4.
 TEXTS = {
     "0": "0", "00": "0", "007": "7", "08": "8", "0x1F": "31", "0b11": "3", "0o17": "15",
     "1_000": "1000", "_1": "_1", "+1": "1", "-0": "0", "1:0": "1:0", "1e3": "1000",
@@ -315,7 +315,7 @@ REPEATED = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in 
 MERGED = "".join(f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 10)}]}}\n" for n in range(1, 20))
 CHAIN = "".join(f"x{n}: &x{n} {{<<: *x{n - 1}}}\n" for n in range(1, 5000))
 
-# A parser compares each directive with all before it; lines end in five ways.
+# A parser compares each directive with all before it; each of these characters ends a line.
 BREAKS = ("\n", "\r", "\r\n", "\x85", "\u2028", "\u2029")
 DIRECTIVES = [("".join(f"%TAG !a{n}! b{end}" for n in range(100_000)), end) for end in BREAKS]
 

@@ -12,7 +12,7 @@ from timeouts import in_time
 from gpuhook.core.cdi import checks, document, versions, yaml_reader
 from gpuhook.core.cdi.document import read
 
-# Pieces that documents are made of, and pieces that break them.
+# Pieces of CDI specs, and pieces that break them.
 PIECES = st.sampled_from(
     ["cdiVersion: 0.5.0\n", "kind: a/b\n", "devices:\n", "- name: x\n", "  containerEdits:\n",
      "    env:\n", "    - A=b\n", "  - &a ", "*a", "<<: *a\n", "{", "}", "[", "]", ",", ": ", "- ",
@@ -53,10 +53,10 @@ def test_any_bytes_give_a_cdi_spec_or_errors(data: bytes) -> None:
         assert not problem.sentence.endswith(".")
 
 
-# Documents of all fields, from tables of what they hold.
+# CDI specs with all fields, from tables of the fields' contents.
 WORDS = st.one_of(
     st.sampled_from(["0", "1e3", "yes", "null", "~", "1:0", "0x1", "", " a", "a: b", "- a", "#"]),
-    # A character beyond is two in JSON's escapes, which YAML doesn't put together.
+    # JSON escapes a character beyond U+FFFF as two surrogates, which YAML doesn't combine.
     # NUL is refused in every field.
     st.text(
         st.characters(min_codepoint=1, max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=4

@@ -280,7 +280,7 @@ def test_a_file_larger_than_the_limit_is_not_read(tmp_path: Path) -> None:
     assert (whole, [error.message for error in errors]) == (None, ["the file is larger than 4 MiB"])
 
 
-# What the library's writer does is the writer's matter; here, what may be written at all.
+# These cases are for the library's writer; gpuhook is only tested for which specs are valid.
 
 
 @pytest.mark.vectors("cdi_cache", "cdi.write_spec")

@@ -252,7 +252,7 @@ def test_no_warning_where_no_additional_group_is_needed() -> None:
 
     made = generate(SpecSource(VENDOR, closed_machine(0o666), Config(), HOOK, None, ask))
     assert not [text for text in made.warnings if "podman" in text]
-    assert not asked  # it would take a twentieth of a second
+    assert not asked  # asking podman would take a twentieth of a second
 
 
 def test_without_gpuhooks_hook_links_are_mounts_and_nvidias_hook_is_used() -> None:
@@ -344,7 +344,7 @@ def test_warnings_name_excluded_devices_and_special_variables(npus: AnyInventory
         ),
         "ACME_PLUGIN_PATH replaces the image's value: ACME's library loads plugins",
     ]
-    # The serial number of a part has a slash, which no name in CDI may have.
+    # A part's serial number has a slash, which no name in CDI may have.
     names = [device["name"] for device in made.document["devices"]]
     assert names == ["0", "1.0", "1.1", "2", "A-0000", "A-0002"]
 
@@ -375,7 +375,7 @@ def test_generated_cdi_specs_are_valid_and_survive_reading(
 
 # The shared cases ------------------------------------------------------------------------------
 
-# Modes of NVIDIA's that a document can't be made in, each with the reason.
+# NVIDIA's modes in which gpuhook can't make a CDI spec, each with the reason.
 OTHER_MODES = {
     "management": "every node of every GPU, whatever is asked for, is --privileged's",
     "nvswitch": "a feature, which a container asks for with NVIDIA_NVSWITCH=enabled",
@@ -460,7 +460,7 @@ def test_generated_hooks_match_the_shared_cases(case: Case) -> None:
     made = document(rooted(machine(gpu(0, 0)), "/drv"))
     assert [device["name"] for device in made["devices"]] == expected["devices"]
     assert made["cdiVersion"] == expected["cdiVersion"]
-    assert len(made["containerEdits"]["hooks"]) == 1  # does what those of NVIDIA's do
+    assert len(made["containerEdits"]["hooks"]) == 1  # does what NVIDIA's several hooks do
 
 
 @pytest.mark.vectors("cdi", "cdi.nvml_ids")
@@ -571,7 +571,7 @@ def test_the_all_device_is_planned_as_a_whole(case: Case) -> None:
 @pytest.mark.vectors("cdi", "cdi.merged_device")
 def test_no_device_is_hidden_by_the_all_device(case: Case) -> None:
     made = edits(document(machine(gpu(0, 0)), "index"))
-    assert sorted(made) == ["0", ALL]  # no device of a machine can be called all
+    assert sorted(made) == ["0", ALL]  # no device of a host can be called all
 
 
 @pytest.mark.vectors("cdi_generate", "cdi.split_by_annotation")

@@ -107,7 +107,7 @@ MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
 @pytest.mark.parametrize(
     ("numbers", "linux", "expected"),
     [
-        ((195, 0), {}, ["1"]),  # as rootless engines do it
+        ((195, 0), {}, ["1"]),  # rootless engines write no rules
         ((195, 0), rules((195, 0)), ["1"]),
         ((195, 0), rules((195, 0), access="r"), ["1"]),
         ((195, 0), rules((195, 0), access="m"), []),
@@ -115,7 +115,7 @@ MOUNTED = {"mounts": [{"destination": "/dev/nvidia0", "source": "/somewhere"}]}
         ((195, 0), rules(), []),
         ((195, 1), rules((195, 0), (195, 1)), []),
         ((1, 3), {}, []),
-        (None, {}, []),  # a file, a folder
+        (None, {}, []),  # a file or a folder
     ],
 )
 def test_a_mounted_path_is_a_gpu_only_with_the_nodes_numbers(

@@ -103,7 +103,7 @@ def test_a_changed_cdi_spec_of_the_same_size_and_time_is_read_again(
     other = site.write("b.json", of("other"))
     assert site.names() == ["x", "other"]
     stamp = path.stat().st_ctime_ns
-    while path.stat().st_ctime_ns == stamp:  # the next tick of the kernel's clock
+    while path.stat().st_ctime_ns == stamp:  # until the next tick of the kernel's clock
         change(path)
     assert site.names() == ["z", "other"]
     assert site.reads == 3

@@ -37,7 +37,7 @@ DOCUMENT = {
         for minor, name in enumerate(["a", "b"])
     ],
 }
-# A document of our own kind that is out of date.
+# An outdated CDI spec of a kind that gpuhook serves itself.
 STALE = {
     "cdiVersion": "0.5.0",
     "kind": "nvidia.com/gpu",

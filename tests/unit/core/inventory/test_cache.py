@@ -130,7 +130,7 @@ def test_files_in_a_recorded_folder_are_not_checked_one_by_one(
     monkeypatch.setattr(fingerprint, "missing", missing)
     assert noted.is_same(machine.config)
     assert not [path for path in looked if path.startswith("/usr/lib/")]
-    (machine.root / "usr/lib/another").touch()  # which changes nothing of the driver
+    (machine.root / "usr/lib/another").touch()  # a file that isn't the driver's
     assert noted.is_same(machine.config)
     assert [path for path in looked if path.startswith("/usr/lib/")]
 

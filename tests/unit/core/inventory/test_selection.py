@@ -179,7 +179,7 @@ LOSSES = numbered(0, 1, 2, 4, 6, 7, lost=(3, 5))
         (EIGHT, "12", "'12': it has "),
         (GAPS, "0-6", ": 2 to 3 don't exist; it has "),
         (GAPS, "4-9", ": 5 doesn't exist; it has "),
-        # What is wrong with these is not that GPUs are lost.
+        # These selectors have other errors than lost GPUs.
         (LOSSES, "8", "'8': it has 0 (GPU-0000)"),
         (LOSSES, "0:5", "'0:5': it has 0 (GPU-0000)"),
         (LOSSES, "8:0", "'8:0': it has 0 (GPU-0000)"),
@@ -291,7 +291,7 @@ GID = 44
         (0o664, GID, GID),
         (0o666, GID, 0),
         (0o644, GID, 0),
-        (0o600, GID, 0),  # the group may do nothing, so nobody is put in it
+        (0o600, GID, 0),  # the group has no access, so no process gets it
         (0o660, 0, 0),
         (0o660, NOBODY, 0),
     ],

@@ -25,7 +25,7 @@ GLX = "libGLX_nvidia.so.0"
 FILE = f"libGLX_nvidia.so.{VERSION}"
 ICD, ICD32 = "/etc/vulkan/icd.d/nvidia_icd.x86_64.json", "/etc/vulkan/icd.d/nvidia_icd.i686.json"
 TEXT = f'{{"ICD":{{"library_path":"{GLX}"}}}}\n'
-# A driver of Fedora's: libraries in /usr/lib64 and /usr/lib, whole paths in its manifests.
+# A driver as Fedora has it: libraries in /usr/lib64 and /usr/lib, full paths in its manifests.
 FEDORA = (
     *(each for each in FILES if "GLX" not in each.target and "vulkan" not in each.target),
     DriverFile("library", f"/usr/lib64/{FILE}", FILE, "graphics", GLX),

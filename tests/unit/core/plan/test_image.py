@@ -103,7 +103,8 @@ def test_cuda_compat_libraries_are_found_at_the_configured_path(
     assert (compat.folder, compat.libraries) == ("/opt/compat", ("libcuda.so.1",))
 
 
-# Sections of NVIDIA's libraries: the sizes that the header has, and what follows the owner's name.
+# Note sections of NVIDIA's libraries: the sizes in the header, the bytes after the owner's name,
+# and the expected result.
 NOTE_SECTIONS = {
     "575.57.08": (
         (19, 84, 0),

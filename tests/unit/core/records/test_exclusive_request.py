@@ -107,7 +107,7 @@ def test_devices_of_cdi_specs_are_identified_by_their_nodes(npus: Inventory) -> 
 
 # By nodes, whoever gave them -------------------------------------------------------------------
 
-NULL, ZERO, FULL = (1, 3), (1, 5), (1, 7)  # nodes that every machine has
+NULL, ZERO, FULL = (1, 3), (1, 5), (1, 7)  # nodes that every host has
 
 
 def node(path: str, numbers: tuple[int, int], kind: str = "c") -> dict[str, Any]:
@@ -126,7 +126,7 @@ def gives(*nodes: dict[str, Any], mounts: Sequence[Any] = (), **linux: Any) -> d
 MAPPED = [{"type": "user"}]
 EVERYTHING = {"devices": [{"allow": True, "access": "rwm"}]}
 PRIVILEGED = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
-# How the node /dev/null can come into a container, and what only looks like it.
+# Ways for the node /dev/null to come into a container, and some that only look like it.
 WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "the node": (gives(node("/dev/x0", NULL)), True),
     "the node by another name": (gives(node("/dev/else", NULL)), True),

@@ -435,7 +435,7 @@ NAMES = {
     },
     "container abc (ns/pod/web)": {"namespace": "ns", "pod": "pod", "container": "web"},
     "container of process 7": {"id": "", "pid": 7},
-    # As its engine shows it.
+    # The container's id as its engine shows it.
     "docker's container 0123456789ab": {"engine": "docker", "id": "0123456789abcdef" * 4},
     "docker's container training-job": {"engine": "docker", "id": "training-job"},
     f"docker's container {'g' * 64}": {"engine": "docker", "id": "g" * 64},

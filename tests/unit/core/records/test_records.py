@@ -228,7 +228,7 @@ def test_the_initial_pid_namespace_removes_records_of_ended_processes(
         assert not records.are_unseen(state_dir)
     [name] = files(state_dir)
     assert name.endswith(f"-{OTHER}")
-    assert records.read_all(state_dir) == []  # its id means another process here
+    assert records.read_all(state_dir) == []  # here, its pid belongs to another process
     assert files(state_dir) == [name]
     process.kill()
     process.wait()
@@ -373,7 +373,7 @@ HOSTILE = dict.fromkeys((*CONTAINERD, *LABELS), "\x1b[2J of somebody else")
     [
         (OF_CRI, CONTAINERD),
         (OF_CRIO, CRIO),
-        # What else a pod's author has written says nothing, whatever it is called.
+        # A pod's author may write any other annotations, whatever their names; they don't count.
         (OF_CRI, {**HOSTILE, **dict.fromkeys(CRIO, "x"), **CONTAINERD}),
         (OF_CRIO, {**HOSTILE, **CRIO}),
     ],

@@ -15,8 +15,8 @@ from gpuhook.vendors import registry
 
 MODES = ("hook", "spec", "auto", "cdi")
 SETTING = "cdi-kinds-from-environment"
-CLAIM = "k8s.gpu.nvidia.com/claim=0f2b-gpu-0"  # what NVIDIA's DRA driver makes for one pod
-# Other makers', other kinds of makers that are served, and names that begin or end like theirs.
+CLAIM = "k8s.gpu.nvidia.com/claim=0f2b-gpu-0"  # a CDI name of NVIDIA's DRA driver, for one pod
+# Names of other vendors, of served vendors' other kinds, and names that only look like theirs.
 FOREIGN = (
     CLAIM, "vendor.example/nic=0", "nvidia.com/gds=all", "management.nvidia.com/gpu=all",
     "k8s.device-plugin.nvidia.com/gds=0", "nvidia.com/gpux=0", "nvidia.com/GPU=0",
@@ -127,7 +127,7 @@ def test_only_the_declared_kind_of_a_declared_vendor_is_accepted() -> None:
 def test_accepted_mounts_may_name_any_cdi_kind(mode: str) -> None:
     spec = spec_of("NVIDIA_VISIBLE_DEVICES=all", mounts=[f"{ROOT}/cdi/{CLAIM}"])
     assert documents(spec, config_of(mode, accept_volume_mounts=True)) == (CLAIM,)
-    with pytest.raises(RequestError, match=SETTING):  # mounts that don't count open nothing
+    with pytest.raises(RequestError, match=SETTING):  # ignored mounts allow no kind
         documents(spec_of(f"NVIDIA_VISIBLE_DEVICES={CLAIM}", mounts=[f"{ROOT}/{CLAIM}"]), Config())
 
 

@@ -91,7 +91,7 @@ ASK = "NVIDIA_VISIBLE_DEVICES"
     [
         ([f"{ASK}=0", f"{ASK}=1"], ("1",)),  # the last of several counts
         ([f"{ASK}=0", f"{ASK}="], None),
-        ([f"{ASK}=0", ASK], None),  # an entry without = sets to nothing
+        ([f"{ASK}=0", ASK], None),  # an entry without = clears the value
         *[(["NVIDIA_GDS=enabled", odd, "A=b"], None) for odd in ("", "=", "=x", "NAME", ASK)],
         (["nvidia_visible_devices=0", f" {ASK}=0"], None),
         (["BINARY=\udcff\udc80", "\udcff=1", f"{ASK}=0"], ("0",)),
@@ -324,7 +324,7 @@ def test_every_vendor_has_its_own_folder_for_device_plugin_mounts() -> None:
 
 
 DECLARING = tables()["tpu"]
-# As packaging/kubernetes/base has the installer write them.
+# The settings that the installer writes for packaging/kubernetes/base.
 BASE = """\
 accept-nvidia-visible-devices-envvar-when-unprivileged = false
 accept-nvidia-visible-devices-as-volume-mounts = true

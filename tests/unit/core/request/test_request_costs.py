@@ -28,11 +28,11 @@ from gpuhook.vendors import registry
 
 LENGTH = 1 << 14
 TIMES = 8
-BYTES = 1 << 20  # at a quarter of LENGTH; the most is less than half of it
-SECONDS = 1.0  # of a processor's time, at TIMES the length; the most is a third of it
-GROWTH = 24  # how often the time at TIMES the length: what grows with the square has 64 times
-SURELY = 0.1  # seconds; of shorter times that isn't seen
-FILLING = 0.02  # seconds; in a shorter time nobody fills TIMES the bytes
+BYTES = 1 << 20  # most bytes for a list of LENGTH // 4; measured: less than half of it
+SECONDS = 1.0  # processor seconds for a list of LENGTH * TIMES; measured: at most a third
+GROWTH = 24  # most times as long for TIMES the length; linear growth is 8, quadratic 64
+SURELY = 0.1  # seconds; below it, growth is too small to measure
+FILLING = 0.02  # seconds; a faster start can't fill so much memory, so it isn't measured
 LONGEST_ERROR = 1500  # characters
 
 DECLARED = """
@@ -59,7 +59,7 @@ def letters_of_either_case(word: str, number: int) -> str:
     return "".join(found)
 
 
-# Each piece of a list, by its number.
+# Functions that return a piece of a list, by the piece's number.
 SHAPES: dict[str, Piece] = {
     "nothing": lambda _: "",
     "blanks": lambda number: " " * (number % 7),
@@ -266,12 +266,12 @@ def test_request_cost_grows_only_with_its_length(
     def start(text: str) -> None:
         create(where.spec(text, folder_of(config)), there)
 
-    start("0")  # what is imported once
+    start("0")  # one-time imports must not be measured
     for shape, piece in shapes(inventories.get(where.vendor)).items():
         check(start, piece, shape)
 
 
-# What stands in lists of config.json itself, by the number of the item.
+# Functions that return an entry of a list in config.json itself, by the entry's number.
 ENTRIES: dict[str, Piece] = {
     "requirements": lambda number: f"NVIDIA_REQUIRE_{number}=cuda>=1.{number}",
     "requests": lambda number: f"NVIDIA_VISIBLE_DEVICES={number % 8}",

@@ -14,7 +14,7 @@ from gpuhook.base.oci.spec import Spec
 
 Case = dict[str, Any]
 
-# What stands for NVIDIA's result; docs/engineering/differences.md says why.
+# NVIDIA's result -> gpuhook's nearest; docs/engineering/differences.md says why.
 NEAREST = {"legacy": "hook", "jit-cdi": "hook", "csv": "hook", "cdi": "CDI devices"}
 
 
@@ -61,16 +61,16 @@ def test_the_mode_is_resolved_as_in_the_vectors(case: Case, programs: Path) -> N
         [nvidia-container-runtime]
         mode = "{given["mode"]}"
     """
-    if given["mode"] == "not-auto":  # kept there until the container is created, then an error
+    if given["mode"] == "not-auto":  # NVIDIA's runtime fails only when it creates a container
         with pytest.raises(ConfigError, match=r"line 4: .*mode must be one of"):
             loads(text)
         return
     mounts = given["devnull_mounts"]
-    # NVIDIA's answer to who asks for nothing is ours to one who asks for GPUs.
+    # NVIDIA's result for a container without a request is gpuhook's for one that requests GPUs.
     env = given["env"] if given["env"] or mounts else {"NVIDIA_VISIBLE_DEVICES": "all"}
     found = way(programs, text, [f"{name}={value}" for name, value in env.items()], mounts)
     nearest = NEAREST[case["expected"]["mode"]]
-    # Names of our own kinds are asked of the machine, in all modes but cdi.
+    # Names of gpuhook's own kinds come from the inventory, in all modes but cdi.
     assert found == ("hook" if nearest == "CDI devices" and given["mode"] != "cdi" else nearest)
 
 

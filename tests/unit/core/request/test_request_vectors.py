@@ -13,7 +13,7 @@ from gpuhook.vendors.nvidia import names
 
 MOUNT_ROOT = "/var/run/nvidia-container-devices/"
 
-# name of the case -> what gpuhook answers instead; docs/engineering/differences.md says why.
+# Name of the case -> gpuhook's differing result; docs/engineering/differences.md says why.
 DIFFERENCES: dict[str, list[str] | None] = {
     "duplicate ids quirk": ["0"],
     "prefix without boundary quirk": None,
@@ -205,11 +205,11 @@ def test_names_in_mode_cdi_match_the_vectors(case: Case) -> None:
         for name in given["devnull_mounts"]
     ]
     request = read_request(spec_of(given["env"], mounts, annotations=given["annotations"]), config)
-    # Those of the automatic kinds are asked of the machine, never looked up in a document.
+    # Names of the automatic kinds come from the inventory, never from a CDI spec.
     assert not any(name.startswith(names.AUTOMATIC) for name in request.cdi_devices)
     found = [f"{names.AUTOMATIC[0]}={name}" for name in request.selectors] + [*request.cdi_devices]
     assert found == (case["expected"]["names_before_dedupe"] or [])
-    # The one difference: an annotation names kinds that are served or opened, and no others.
+    # The one difference: an annotation may name only kinds that are served or configured.
     if request.source == "annotations" and "example.com/device" in found[0]:
         with pytest.raises(RequestError, match="cdi-kinds-from-environment"):
             check_kinds(request, [names], config)

@@ -126,7 +126,7 @@ def test_device_links_are_written_where_known_and_failures_warned_of(
     monkeypatch.setattr("gpuhook.monitor.vendor_parts.part", lambda *_: module)
     text = call("gres", "--node", "n1").stdout
     assert re.findall(r"Links=(\S+)", text) == ["-1,2", "2,-1"]
-    scores[first][second] = scores[second][first] = 50  # near, and no link
+    scores[first][second] = scores[second][first] = 50  # close to each other, but not linked
     assert "Links=" not in call("gres", "--node", "n1").stdout
 
     def fails(*_: object) -> None:

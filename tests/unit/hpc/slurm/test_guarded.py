@@ -26,7 +26,7 @@ NULL = "Name=gpu File=/dev/null\n"
         "#ConstrainDevices=yes\n",
         "x # ConstrainDevices=yes",
         "ConstrainDevices=yesterday",
-        "ConstrainDevices=yes\nConstrainDevices=no\n",  # Slurm takes the last
+        "ConstrainDevices=yes\nConstrainDevices=no\n",  # Slurm uses the last value
         "ConstrainDevices=yes constraindevices = no",
         "xConstrainDevices=yes\n",
     ],
@@ -75,7 +75,7 @@ def test_slurm_without_the_task_cgroup_plugin_is_refused(text: str, tmp_path: Pa
         "TaskPlugin=task/affinity,\\\ntask/cgroup",
         'TaskPlugin="task/cgroup,task/affinity"',
         "TaskPlugin=task/none\nTaskPlugin=task/cgroup",
-        "Include more\n",  # which may have it
+        "Include more\n",  # the included file may have the plugin
     ],
 )
 def test_the_task_cgroup_plugin_is_recognised(text: str, tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_access_to_a_device_is_decided_by_opening_it(tmp_path: Path) -> None:
         (
             [0, errno.EPERM],
             False,
-        ),  # another job's MIG device, on a GPU that this one has a part of
-        ([0, errno.EACCES], True),  # a render node of the user's, a card that isn't
+        ),  # another job's MIG device, on a GPU of which this job also has a part
+        ([0, errno.EACCES], True),  # the user's render node, and a card that isn't the user's
         ([errno.EACCES], False),
         ([errno.EACCES, errno.EPERM], False),
     ],

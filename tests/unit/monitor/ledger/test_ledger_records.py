@@ -81,14 +81,14 @@ def test_no_device_is_allocated_while_a_record_is_unreadable(records: Records, d
         records.check_readable()
     with pytest.raises(PluginError, match="can't be read"):
         lend(records, "GPU-b")
-    records.check_readable(record(records).key)  # for new work on that claim
+    records.check_readable(record(records).key)  # new work on that claim itself is allowed
     path.unlink()
     records.check_readable()
     [borrowed] = Path(records.folder).glob("pod_*")
     borrowed.write_bytes(data)
     with pytest.raises(PluginError, match=f"{borrowed} can't be read"):
         records.check_readable()
-    lend(records, "GPU-b")  # which writes it again
+    lend(records, "GPU-b")  # which writes the record again
     records.check_readable()
     (Path(records.folder) / "mps.json").write_bytes(data)
     with pytest.raises(PluginError, match="Run gpuhook mps stop"):

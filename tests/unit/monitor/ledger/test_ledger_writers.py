@@ -8,7 +8,7 @@ import pytest
 import gpuhook
 
 PACKAGE = Path(gpuhook.__file__).parent
-# What changes a device's state for all that use it -> the modules that may.
+# Calls that change a device's state for all its users -> the modules that may make them.
 WRITERS = {
     r"nvmlDeviceSet(?!MemoryLimits)\w+\(|--set-timeslice|compute-policy": {
         "monitor/vendors/nvidia/settings.py"

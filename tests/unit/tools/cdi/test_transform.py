@@ -88,7 +88,7 @@ def test_moved_device_nodes_raise_the_cdi_version() -> None:
     given = with_node({"path": "/dev/a"})
     found = transform.root(given, "/", "/host", "host")
     assert found == with_node({"path": "/dev/a", "hostPath": "/host/dev/a"}, "0.5.0")
-    assert given == with_node({"path": "/dev/a"})  # the one given stays as it is
+    assert given == with_node({"path": "/dev/a"})  # the input is unchanged
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "v0.6.0", "1.0.0"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpuhook.base.errors import CdiError, UntrustedPathError
 from gpuhook.tools.cdi import write
 
-# Plain scalars that one reader or another takes for something else than text.
+# Plain scalars that some YAML readers don't read as text.
 AMBIGUOUS = [
     "0", "1:0", "0:1", "7:0", "1e3", "1E3", "0x1f", "0o17", "017", "1_000", "+1", "-1", ".5", "1.",
     ".inf", "-.INF", ".nan", "y", "Y", "n", "N", "yes", "No", "ON", "off", "true", "False", "null",
@@ -25,7 +25,7 @@ AMBIGUOUS = [
     "a:", "a #b", "#a", "- a", "-", "?", "!a", "&a", "*a", "{", "[", "]", "|", ">", "%a", "@a",
     "`a", "'a", '"a', "a\nb", "\t", "\x85", "\u2028", "\ufeff", "\x00", "---", "...", "é",
 ]  # fmt: skip
-# Those that stand as they are, so that a person can read the file.
+# Scalars that are written without quotes, so that a person can read the file easily.
 PLAIN = ["/dev/nvidia0", "GPU-12345678-1234", "nvidia.com/gpu", "rprivate", "NVIDIA_X=void", "gpu0"]
 
 
@@ -54,7 +54,7 @@ def test_unambiguous_yaml_strings_are_not_quoted(text: str) -> None:
 def test_any_text_in_a_cdi_spec_is_read_back(text: str) -> None:
     made = write.to_text(document(text), "yaml")
     assert yaml.safe_load(made) == document(text)
-    # Without any reader's idea of what a word means, too: the quotes are what counts.
+    # BaseLoader reads every scalar as text, so this checks the quoting itself.
     [device] = yaml.load(made, Loader=yaml.BaseLoader)["devices"]  # noqa: S506 - text alone
     assert device["name"] == text
     assert json.loads(write.to_text(document(text), "json")) == document(text)
@@ -115,7 +115,7 @@ def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("old")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # EFBIG instead of ENOSPC
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # simulates a full disk, by EFBIG
     try:
         with pytest.raises(CdiError, match="can't be written: File too large"):
             write.write(str(path), "x" * 10_000)
@@ -150,7 +150,7 @@ def test_a_folder_without_write_permission_is_refused() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.yaml")
         path.write_text("old")
-        Path(folder).chmod(0o555)  # it is not nobody's own; who isn't root may look
+        Path(folder).chmod(0o555)  # other users may read this folder, but not write to it
         try:
             assert refused_to_nobody(path)
         finally:

@@ -165,7 +165,7 @@ def test_a_second_cdi_spec_in_a_file_is_an_error_with_its_line(
         assert (done.exit_code, done.stderr) == (line is not None, expected)
     done = run("list", "--spec-dir", tmp_path)
     assert (done.exit_code, done.stderr) == (0, expected)
-    assert "vendor.com/gpu=1" in done.stdout  # which engines know, whatever follows
+    assert "vendor.com/gpu=1" in done.stdout  # engines read the first spec, whatever follows it
     found = json.loads(run("list", "--spec-dir", tmp_path, "--format", "json").output)
     assert [each["line"] for each in found["errors"]] == ([] if line is None else [line])
 

@@ -167,7 +167,7 @@ def test_a_root_that_is_not_given_is_the_hosts(words: tuple[str, ...], path: str
 
 
 def test_unquoted_names_stay_strings() -> None:
-    text = json.dumps(DOCUMENT).replace('"1:0"', "1:0")  # base 60 to some readers
+    text = json.dumps(DOCUMENT).replace('"1:0"', "1:0")  # some YAML readers read it as base 60
     text = text.replace("{", "{ ").replace(":", ": ").replace("1: 0", "1:0")
     found = moved(call("transform", "root", "--from=/drv", "--to=/", stdin=text))
     assert found["devices"][0]["name"] == "1:0"

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from gpuhook.nvidia_cli.ctk import ctk
 from gpuhook.tools.cli import cli, config
 
-# Begins when all are there; each lets others read what it has read.
+# Waits until all processes have started, and pauses between reading and writing, so that the
+# others read the same content.
 CHANGE = """
 import os, sys, time
 from gpuhook.{module} import {command} as command
@@ -120,7 +121,7 @@ def test_a_setting_is_read_and_removed(
     assert call(path, "get", key).output == f"{value}\n" != first
     changed = path.read_text()
     assert call(path, "unset", key, "--dry-run").output != changed == path.read_text()
-    for _ in range(2):  # the second time there is nothing to do
+    for _ in range(2):  # the second call has nothing to remove
         assert call(path, "unset", key).exit_code == 0
         assert tomllib.loads(path.read_text())["nvidia-container-cli"] == {"root": "/x"}
     assert call(path, "get", key).output == first
@@ -146,7 +147,7 @@ def test_keys_without_effect_are_removed(tmp_path: Path) -> None:
 def test_unset_creates_no_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     assert call(path, "unset", "disable-require").exit_code == 0
-    assert call(path, "get", "disable-require").exit_code != 0  # a named file has to exist
+    assert call(path, "get", "disable-require").exit_code != 0  # get fails without the named file
     assert not path.exists()
 
 

@@ -430,7 +430,7 @@ def test_installed_files_without_a_record_are_still_recognized(system: Path, eng
 # An installation is a state -----------------------------------------------------------------
 
 ENGINES = ("docker", "containerd", "crio", "podman")
-# By the option that adds something, the one that takes it back.
+# Option that adds something -> option that removes it again.
 OPTIONS = {
     ("--set-default",): "--no-set-default",
     ("--gpus",): "--no-gpus",
@@ -439,7 +439,7 @@ OPTIONS = {
 }
 
 
-# Each engine, and the versions of containerd's file, which is a bystander of the others.
+# Each engine, and containerd also with each version of its file, which other engines don't touch.
 VERSIONS = pytest.mark.parametrize(
     ("engine", "version"),
     [*((name, "") for name in ENGINES), ("containerd", "version = 2\n"),

@@ -21,7 +21,7 @@ from gpuhook_simulate.vendors.nvidia.state import BuildState, make
 
 SIMULATOR = "def simulate(tree, count, settings):\n    raise AssertionError('was called')\n"
 
-# Words of the command line -> what is said.
+# Words of the command line -> pattern of the error message.
 REFUSED = {
     (
         "--vendor",

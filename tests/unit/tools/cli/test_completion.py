@@ -178,6 +178,6 @@ def test_a_broken_config_gives_no_completions_except_for_config_set(
     config.write_text("[")
     assert _completed(f"gpuhook repair --config {config} x") == []
     assert _completed(f"gpuhook cdi generate --config {config} --kind nv") == []
-    line = "gpuhook config set gpuhook.helper=t"  # by which it may be mended
+    line = "gpuhook config set gpuhook.helper=t"  # this command can repair the file
     monkeypatch.setenv("GPUHOOK_CONFIG", str(config))
     assert _completed(line) == ["gpuhook.helper=true"]

@@ -48,7 +48,7 @@ def test_device_entries_have_the_same_keys_in_every_command(
         devices = json.loads(done.stdout)["devices"]
     for each in devices:
         assert {key for key in KEYS if not isinstance(each[key], KEYS[key])} == set()
-        assert each["parent"] or each["uuid"] == each["id"]  # UUIDs of the test's parts are short
+        assert each["parent"] or each["uuid"] == each["id"]  # parts have short UUIDs in this test
     labels = [(each["index"], each["label"], each["parent"]) for each in devices]
     gpus = [each.uuid for each in found.gpus]
     assert labels == [(0, "0", ""), (1, "1", ""), (0, "1:0", gpus[1]), (1, "1:1", gpus[1])]

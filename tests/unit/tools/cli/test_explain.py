@@ -388,7 +388,7 @@ def warned(
         ({"usr/bin/busybox": program_of(243)}, (), "riscv64"),
         ({"bin/sh": program_of(22, little=False)}, (), "s390x"),
         ({"bin/sh": program_of(21), "usr/bin/env": program_of(own.ELF[0])}, (), "ppc64le"),
-        # An image without a distribution, which may have a script, too.
+        # Images without a distribution; the command may also be a script.
         ({"server": program_of(OTHER[1])}, ("/server",), OTHER[0]),
         ({"bin/sh": b"#!/x\n", "bin/bash": program_of(OTHER[1])}, ("/bin/sh",), OTHER[0]),
         ({"bin/sh": program_of(4711)}, (), "architecture number 4711 of elf.h"),
@@ -414,7 +414,7 @@ def test_an_image_for_another_architecture_yields_a_warning(
     [
         {},
         {"bin/sh": program_of(own.ELF[0])},
-        {"bin/sh": program_of(own.ELF32[0], wide=False)},  # which this machine runs, too
+        {"bin/sh": program_of(own.ELF32[0], wide=False)},  # this host also runs 32-bit programs
         {"bin/sh": b"#!/bin/busybox sh\n"},
         {"bin/sh": b"\x7fELF"},
         {"bin/sh": b""},

@@ -15,7 +15,7 @@ from gpuhook.tools.cli import main
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 main()
 """
-# The words, and how many modules in all: what Python 3.14 has today, and a few more.
+# Words of the command line, limit of loaded modules: the number with Python 3.14, and a few more.
 CALLS = [
     (["--help"], 140),
     (["info", "--help"], 175),

@@ -30,7 +30,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir(parents=True)
     for name in ("gpu-py", *program_links.LINKS.values()):
         (tmp_path / "opt/bin" / name).touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))  # no engine of this host
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))  # hides the engines of this host
     (tmp_path / "etc/docker/daemon.json").write_text("{}\n")
     return tmp_path
 
@@ -62,7 +62,7 @@ def on_terminal(arguments: list[str], answers: str) -> tuple[int, str]:
             while select.select([ours], [], [], 60)[0]:
                 try:
                     piece = os.read(ours, 1 << 16)
-                except OSError:  # EIO: every process has closed it
+                except OSError:  # EIO: every process has closed the terminal
                     break
                 shown += piece
             return process.wait(60), shown.decode().replace("\r\n", "\n")
@@ -373,7 +373,7 @@ def test_the_reload_command_uses_systemctl_for_a_systemd_service(cgroup: str, co
 
 
 def test_no_question_is_asked_without_a_terminal_for_input() -> None:
-    assert not _questions.can_ask()  # pytest reads no terminal
+    assert not _questions.can_ask()  # pytest's input isn't a terminal
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ DOCUMENT = {
     "kind": "nvidia.com/gpu",
     "devices": [{"name": "0", "containerEdits": {"env": ["A=1"]}}],
 }
-# The command's words -> the words that it needs beside --output.
+# Words of a command -> words that it needs in addition to --output.
 COMMANDS = {
     "gpuhook cdi generate": "",
     "gpuhook cdi transform root": "--from /a --to /b",
@@ -106,7 +106,7 @@ def test_another_users_output_file_in_a_sticky_folder_is_refused(
     assert (path.read_bytes(), path.stat().st_uid) == (written, 1000)
     folder.chmod(0o1777)
     for text in (b"old", written):
-        with path.open("r+b") as file:  # not O_CREAT: see fs.protected_regular
+        with path.open("r+b") as file:  # no O_CREAT, which fs.protected_regular would refuse
             file.write(text)
             file.truncate()
         with pytest.raises(UntrustedPathError, match="belongs to user 1000, who would control"):
@@ -125,7 +125,7 @@ def test_file_names_with_control_characters_are_escaped_on_output(
     folder = tmp_path / "\x1b]0;x\x07\x9b2J\u202e\nwrote y\udcff"
     folder.mkdir()
     argv = [*rest, "--output", str(folder / "out.json")]
-    for _ in range(2):  # the second finds it as it is
+    for _ in range(2):  # the second run has nothing to change
         done = CliRunner().invoke(
             PROGRAMS[program],
             argv,

@@ -46,7 +46,7 @@ def on_terminal(program: str = DRAW, **environment: str) -> str:
             while piece := os.read(ours, 1 << 16):
                 found += piece
         except OSError:
-            pass  # a terminal whose other end is closed
+            pass  # EIO: the terminal's other end is closed
         os.close(ours)
         assert process.wait() == 0
     return found.decode()
@@ -113,7 +113,7 @@ def test_table_rows_fit_on_one_line_of_the_terminals_width(
     if not is_cut and breadth(rows, shown) <= width:
         words = [word for line in lines[1:] for word in line.split()]
         assert words == " ".join(row[n] for row in rows for n in shown).split()
-        # No column more has space.
+        # No further column would fit.
         dropped = [header.index(title) for title in less if header.index(title) not in shown]
         assert all(breadth(rows, sorted([*shown, each])) > width for each in dropped)
     elif not is_cut:
@@ -147,7 +147,7 @@ def test_text_beside_a_title_is_wrapped_without_breaking_words(
     words = [word for line in lines for word in line.split()]
     assert sorted(words) == sorted(word for row in rows for word in f"{row[0]}: {row[1]}".split())
     for line in lines:
-        # Longer are only single words, perhaps with the title.
+        # Only a line with a single word may be wider than the terminal.
         assert cell_len(line) <= width or len(line.split()) == 1
 
 

@@ -98,7 +98,7 @@ def narrow(
 
     def run(width: int, *words: str) -> Result:
         with monkeypatch.context() as patch:
-            patch.setattr(_screen, "_ENDLESS", width)  # there is no terminal, which has one
+            patch.setattr(_screen, "_ENDLESS", width)  # the width without a terminal, as here
             return CliRunner().invoke(cli, [*words, *config])
 
     return run
@@ -120,7 +120,7 @@ def test_narrow_terminals_break_no_word(narrow: Call, words: list[str], width: i
     assert {*printed} <= {*whole.stdout.split()}
     if width >= 60:
         assert "…" not in cut.stdout
-    if words[0] != "device-plugin":  # it also prints a response, to be read by programs
+    if words[0] != "device-plugin":  # this command also prints a response for programs
         assert not [
             line for line in cut.stdout.splitlines() if len(line) > width and " " in line.strip()
         ]

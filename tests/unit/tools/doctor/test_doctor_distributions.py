@@ -47,7 +47,7 @@ class Site:
         """Return the doctor's findings on a containerd that has run since this time."""
         root = str(self._tree.root)
         for path in [*self._tree.root.rglob("*.toml"), *self._tree.root.rglob("*.tmpl")]:
-            path.write_text(path.read_text().replace(root, ""))  # as it is on that machine
+            path.write_text(path.read_text().replace(root, ""))  # paths as seen on that machine
         read = str(self.made.read).removeprefix(root)
         self._tree.process(7, "/usr/bin/containerd", "--config", read, started=started)
         return {
@@ -81,7 +81,7 @@ def test_an_installed_runtime_not_yet_loaded_is_a_failure(
     site.install()
     found = site.found()
     kind = request.node.callspec.params["site"]
-    if kind in ("k3s imports", "k0s"):  # the file is imported, and new
+    if kind in ("k3s imports", "k0s"):  # containerd imports the drop-in, which is new
         assert found["containerd-loaded"][0] == "failure"
         text = found["containerd-loaded"][1]
     else:

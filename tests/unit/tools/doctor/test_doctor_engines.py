@@ -321,7 +321,7 @@ def test_containerds_config_dump_decides_over_its_files(
     words = f'#!/bin/sh\n[ "$*" = "--config {tree.root}{CONTAINERD} config dump" ] && cat {dump}'
     if path.startswith("/proc"):
         tree.process(3, "/usr/bin/containerd")
-        tree.program("/usr/bin/containerd")  # of another version, that doesn't run
+        tree.program("/usr/bin/containerd")  # another version, which isn't the running one
         (tree.root / path.lstrip("/")).unlink(missing_ok=True)
     tree.program(path, words)
     tree.program(GPU_PY)

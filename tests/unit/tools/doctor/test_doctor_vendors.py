@@ -37,7 +37,7 @@ CHECKS = VendorChecks(
 )
 """
 
-# How a vendor's part of the doctor can be broken -> what is said of it.
+# How a vendor's part of the doctor is broken -> the error that is reported.
 BROKEN = {
     "raise RuntimeError('no reason')": "RuntimeError: no reason",
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
@@ -148,7 +148,7 @@ def _reported(tree: Tree, path: Path) -> dict[str, str]:
     files = {}
     with tarfile.open(path) as archive:
         for member in archive.getmembers():
-            assert member.mode == 0o600  # whoever unpacks it may read what others may not
+            assert member.mode == 0o600  # unpacked files must stay private to their owner
             opened = archive.extractfile(member)
             assert opened is not None
             text = io.TextIOWrapper(opened).read()
@@ -223,7 +223,7 @@ def test_an_nvidia_driver_root_gives_no_findings_for_other_vendors(tree: Tree) -
     assert [each.message for each in found if each.status not in ("ok", "note")] == []
 
 
-# Ascend's and NVIDIA's checks find the driver otherwise; their own tests are about that.
+# These vendors' checks find the driver in another way, which their own tests cover.
 OTHERS = ("ascend", "nvidia")
 
 
@@ -234,7 +234,7 @@ def test_discovery_that_may_hang_runs_in_a_child_process(
     names = BUILT_IN[vendor]
     [trace, *_] = contract.load(names).driver_markers()
     tree.write(f"{trace}/uevent")
-    asked: list[str] = []  # in this process
+    asked: list[str] = []  # calls in this process
 
     def hang(root: str) -> None:
         asked.append(root)
@@ -243,6 +243,6 @@ def test_discovery_that_may_hang_runs_in_a_child_process(
     monkeypatch.setattr(f"{contract.package(names)}.discover.discover", hang)
     tree.config.nvml_timeout = 0.05
     [found] = [each for each in doctors(tree.config) if each.name == vendor]
-    for step in found.driver_checks:  # the host has no such device on its bus
+    for step in found.driver_checks:  # no findings, because the bus has no such device
         assert not [*step.check(tree.case)]
     assert asked == []

@@ -19,7 +19,7 @@ from gpuhook.tools.vendors.nvidia.driver_folder import FOLDERS
 from gpuhook.vendors.registry import BUILT_IN
 
 LINKS = {"lib64/libcuda.so": "libcuda.so.1", "lib64/gbm/b.so": "../libcuda.so.1"}
-# What a process does to files, as sys.addaudithook(3) calls it.
+# Prefixes of audit events (sys.addaudithook) in which a process accesses files.
 CHANGES = ("open", "os.", "shutil.", "ctypes.dlsym")
 
 
@@ -148,7 +148,7 @@ def test_a_new_driver_replaces_the_folder_and_open_ones_stay_usable(
     assert not keeping.is_current(str(folder), wanted)
     assert keeping.update(str(folder), wanted)
     assert found(folder) == expected(wanted)
-    # Whoever has the old one keeps it, with its files.
+    # A process that has opened the old folder keeps it, with its files.
     here = Path(f"/proc/self/fd/{with_old}")
     assert (here / "lib64/libcuda.so.550.1").read_text() == "/usr/lib/libcuda.so.550.1 of 550.1"
     os.close(with_old)
@@ -303,7 +303,7 @@ def test_unchanged_files_are_not_copied_again(
         tmp_path / "root-550.1" / path.lstrip("/") for path in wanted.files.values()
     )
     for file in (library, program):
-        file.chmod(0o4755)  # so that it can't be a hard link
+        file.chmod(0o4755)  # a setuid file is copied, not hard-linked
     keeping.update(str(folder), wanted)
     names = [*wanted.files]
     first = [(folder / name).stat().st_ino for name in names]
@@ -316,7 +316,7 @@ def test_unchanged_files_are_not_copied_again(
     assert (second[0] == first[0], second[1] == first[1]) == (True, False)
     assert (folder / names[1]).read_text() == program.read_text()
     assert keeping.is_current(str(folder), wanted)
-    # Other rights are another file's: containers that run keep theirs as it is.
+    # New permissions need a new file, so that running containers keep theirs unchanged.
     library.chmod(0o4711)
     os.utime(library, (2, 2))
     keeping.update(str(folder), wanted)
@@ -339,7 +339,7 @@ def test_a_copy_owned_by_another_user_is_not_reused(
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(source.read_text())
         copy.chmod(source.stat().st_mode)
-        source.chmod(0o4000 | source.stat().st_mode)  # so that it can't be a hard link
+        source.chmod(0o4000 | source.stat().st_mode)  # a setuid file is copied, not hard-linked
     before = {(folder / name).stat().st_ino for name in wanted.files}
     with_it = [os.open(folder / name, os.O_RDONLY) for name in wanted.files]
     assert keeping.update(str(folder), wanted)

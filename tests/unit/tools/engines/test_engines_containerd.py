@@ -120,7 +120,7 @@ def test_main_file_keeps_comments_and_drop_in_copies_its_settings(
     assert main.text == COMMENTED.replace(line, line + f'  "{tmp_path}/conf.d/*.toml",\n')
     assert drop_in.path == f"{tmp_path}/conf.d/99-gpuhook.toml"
     cri = get(tomllib.loads(drop_in.text), ("plugins", PLUGINS[2]))
-    # This containerd takes the table from the last file alone, so all of it has to be there.
+    # This containerd reads the table only from the last file, so that file must contain all of it.
     assert cri["cni"] == {"bin_dir": "/usr/lib/cni"}
     assert cri["containerd"]["runtimes"]["runc"]["options"] == {"SystemdCgroup": True}
     assert cri["containerd"]["runtimes"]["gpu-py"]["options"] == {
@@ -157,7 +157,7 @@ def test_a_drop_in_holds_only_our_settings_if_tables_are_merged(config: Path) ->
 @pytest.mark.parametrize(
     ("pattern", "covered"),
     [
-        ("conf.d/*.toml", False),  # nothing to containerd 1.6.20, whose working folder is /
+        ("conf.d/*.toml", False),  # containerd 1.6.20 finds nothing: its working folder is /
         ("conf.d/99-gpuhook.toml", True),
         ("{}/conf.d/99-*.toml", True),
         ("{}/conf.d/10-*.toml", False),
@@ -270,7 +270,7 @@ def test_version_1_is_edited_in_place(config: Path) -> None:
     [
         (True, 1, 1, (2, 3), True),
         (True, 2, 2, (2, 3), True),
-        (True, 2, 2, None, True),  # only containerd 2.3 reads the main file
+        (True, 2, 2, None, True),  # only containerd 2.3 reads a main file of version 4
         (True, 3, 2, (2, 3), True),
         (True, 3, 3, (2, 3), True),
         (True, 4, 2, (2, 3), False),
@@ -372,7 +372,7 @@ def test_built_in_runc_is_kept_if_no_file_names_a_runtime(
     config.write_text(text)
     store = Store(str(tmp_path / "state"))
     with store.locked():
-        for _ in range(2):  # once more on what the first wrote
+        for _ in range(2):  # the second time with the files of the first
             targets = list(answer(ask_for(config), program).targets)
             installer.install(store, targets)
             document = tomllib.loads(targets[0].text)
@@ -431,7 +431,7 @@ def test_a_drop_in_is_private_if_a_config_file_is_private(
         drop_in = tmp_path / "conf.d/99-gpuhook.toml"
         assert ("secret" in drop_in.read_text()) == (program < (2, 1))
         assert drop_in.stat().st_mode & 0o777 == 0o600
-        drop_in.chmod(0o644)  # as an earlier version left it
+        drop_in.chmod(0o644)  # the mode that earlier versions left
 
 
 def cri(version: int, **settings: Any) -> str:

@@ -77,7 +77,7 @@ def programs_in(made: Any) -> dict[str, str]:
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """A distribution that was started once, with a template that includes the built-in one."""
     found = KINDS[request.param](tmp_path)
-    if request.param == "k3s 2":  # whose version nothing says here
+    if request.param == "k3s 2":  # nothing else here shows its version
         found.folder.mkdir(parents=True)
         found.template.write_text(BASE)
     found.start()
@@ -106,7 +106,7 @@ def test_gpu_py_survives_a_restart_and_uninstall_restores_files(made: Any) -> No
 def test_an_administrators_template_edit_survives_uninstall(made: Any) -> None:
     template = getattr(made, "template", None)
     if template is None or not template.exists():
-        return  # there is nothing of the administrator's
+        return  # there is no template to edit
     install(made)
     text = template.read_text()
     template.write_text(f"# more\n{text}")
@@ -162,13 +162,13 @@ def test_drop_in_folder_is_used_only_if_containerd_merges_tables(
     made.start()
     before = tree(tmp_path)
     where = made.drop_ins / "99-gpuhook.toml" if program == NEW else made.template
-    if program == OLD:  # a template of version 2, which needs to be known to work
+    if program == OLD:  # a template of version 2 is refused unless it is known to work
         with pytest.raises(EngineError, match=r"config\.toml\.tmpl"):
             install(made, program)
         assert tree(tmp_path) == before
         return
     assert install(made, program) == [str(where)]
-    assert install(made, NEW) == []  # it stays where it is
+    assert install(made, NEW) == []  # the runtime stays in the file that has it
 
 
 def test_import_folders_outside_the_distribution_are_not_used(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_a_k0s_drop_in_has_the_version_of_its_config(tmp_path: Path, version: in
     assert document["version"] == version
     assert {*document["plugins"]} == {starts.V2 if version == 2 else starts.V3}
     cri = document["plugins"][starts.V2 if version == 2 else starts.V3]
-    assert {*cri} == {"containerd"}  # it merges the rest itself
+    assert {*cri} == {"containerd"}  # k0s merges the other settings itself
 
 
 # Which one ----------------------------------------------------------------------------------

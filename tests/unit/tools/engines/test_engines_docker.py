@@ -95,7 +95,7 @@ def test_a_setting_already_given_as_dockerd_option_is_refused(
     ("options", "said"),
     [
         ((), {"runtimes": {}, "default-runtime": "runc"}),
-        (("--default-runtime", "runc"), {"runtimes": {}}),  # or it wouldn't take the file
+        (("--default-runtime", "runc"), {"runtimes": {}}),  # dockerd refuses both in one start
     ],
 )
 def test_daemon_json_resets_runtimes_only_while_dockerd_reloads(
@@ -239,17 +239,17 @@ AMD = SwarmResource("amd", "AMD-GPU", "0xab12")
     [
         ([], [ONE, TWO], ["NVIDIA-GPU=GPU-1111", "NVIDIA-GPU=GPU-2222"]),
         ([], [PART, AMD], ["NVIDIA-MIG=MIG-3333", "AMD-GPU=0xab12"]),
-        # What somebody else says stays, counts among it.
+        # Entries of others are kept, including counts.
         (["SSD=fast", "RAM=4"], [ONE], ["SSD=fast", "RAM=4", "NVIDIA-GPU=GPU-1111"]),
         (["NVIDIA-GPU=2"], [ONE], ["NVIDIA-GPU=2", "NVIDIA-GPU=GPU-1111"]),
-        # A device that has an entry keeps it and its kind, which others of its sort take over.
+        # A device keeps its entry, and other devices of the same type get the same resource name.
         (["AMD_GPU=0xab12"], [ONE, AMD], ["AMD_GPU=0xab12", "NVIDIA-GPU=GPU-1111"]),
         (["gpu=GPU-2222"], [ONE, TWO], ["gpu=GPU-2222", "gpu=GPU-1111"]),
         (["big=GPU-1111", "small=GPU-2222"], [ONE, TWO], ["big=GPU-1111", "small=GPU-2222"]),
         (["gpu=gpu-1"], [ONE, TWO], ["gpu=gpu-1", "gpu=GPU-2222"]),
-        # What begins several names means none, and is none of ours to judge.
+        # An entry that is the beginning of several ids names no device, and is kept.
         (["gpu=GPU-"], [ONE, TWO], ["gpu=GPU-", "NVIDIA-GPU=GPU-1111", "NVIDIA-GPU=GPU-2222"]),
-        # Devices that aren't here any more go, and nothing is said twice.
+        # Entries of devices that are gone are removed, and no entry is repeated.
         (["NVIDIA-GPU=GPU-9", "NVIDIA-GPU=GPU-1111"], [ONE], ["NVIDIA-GPU=GPU-1111"]),
         (["gpu=GPU-9", "gpu=GPU-1111"], [ONE], ["gpu=GPU-1111"]),
         (["gpu=GPU-1111", "gpu=GPU-1111"], [ONE], ["gpu=GPU-1111"]),

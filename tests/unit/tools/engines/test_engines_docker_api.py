@@ -66,7 +66,7 @@ def _in_drops(connection: socket.socket) -> None:
     connection.sendall(OK)
     connection.settimeout(0.05)
     answer = None
-    while answer is None:  # until the other one has gone
+    while answer is None:  # until the client closes the connection
         connection.sendall(b" ")
         with contextlib.suppress(TimeoutError):
             answer = connection.recv(1)

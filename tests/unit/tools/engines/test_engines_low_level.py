@@ -103,8 +103,8 @@ def test_gpu_py_as_default_is_not_taken_for_podmans_own_runtime(ask: EngineReque
         ("runc", ["crun"], True),
         ("crun", ["crun", "runc"], False),
         ("runc", ["runc"], False),
-        ("crun", ["absent"], False),  # the doctor's subject
-        ("crun", None, False),  # gpu-py calls podman's
+        ("crun", ["absent"], False),  # the doctor reports a missing program
+        ("crun", None, False),  # without a setting, gpu-py calls podman's runtime
     ],
 )
 def test_a_low_level_runtime_differing_from_podmans_gives_a_warning(

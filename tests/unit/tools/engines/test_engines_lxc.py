@@ -25,7 +25,7 @@ THEIRS = {
     ],
 }
 CASES = [(path, text) for path, texts in THEIRS.items() for text in texts]
-# Pieces that files are made of, as people and programs write them.
+# Lines of generated files, as people and programs write them.
 PIECES = st.lists(
     st.sampled_from(
         ["lxc.arch = x", "# a", "", " ", "[snap]", "dev0: /dev/x", "lxc.include = /a.conf", "\r"]

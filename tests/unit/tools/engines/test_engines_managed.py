@@ -25,7 +25,7 @@ PLACEHOLDERS: tuple[str, ...] = (
     "{{ containerd_runtime }}", "{{runtime}}", "{{- .Runtime -}}", "{% raw %}", "<%= @runtime %>",
     "@RUNTIME@", "@@RUNTIME_PATH@@", "%RUNTIME%", "__RUNTIME__",
 )  # fmt: skip
-# What an engine itself understands, or what is no placeholder at all.
+# Values that an engine itself understands, or that aren't placeholders at all.
 LITERAL = (
     "runc", "a$b", "$5", "100%", "%h/%u", "user@host", "a@B", "{a}", "{{", "}}", "${}", "$()",
     "image@sha256:0123", "<none>", "_x_", "__init__", "~/.local", "/usr/lib/@scope/x",
@@ -77,7 +77,7 @@ def test_a_template_of_an_unknown_program_is_refused(
     with pytest.raises(EngineError, match=f"{said}.*--config") as caught:
         install(engine, tmp_path, config)
     assert tree(tmp_path) == before
-    # What the error says for what is meant as it stands.
+    # The error names an escape for a value that is meant literally.
     escape = re.search(r"as (\\u[0-9a-f]{4}) if", str(caught.value))
     assert escape is not None
     config.write_text(TEXTS[engine].replace("VALUE", escape[1] + value[1:]))
@@ -198,7 +198,7 @@ def test_editing_a_file_another_program_writes_is_refused(
         return
     [wanted] = re.findall(r"Make that program write (imports = .*?\]),", str(caught.value))
     config.write_text(f"{claim}\n{wanted}\nversion = 2\n")
-    install("containerd", tmp_path, config)  # nothing is to be edited now
+    install("containerd", tmp_path, config)  # the file needs no edit now
     assert config.read_text() == f"{claim}\n{wanted}\nversion = 2\n"
     assert (tmp_path / "conf.d/99-gpuhook.toml").exists()
 

@@ -24,7 +24,7 @@ ENCODINGS = {
 MARKS = pytest.mark.parametrize("mark", ENCODINGS, ids=lambda mark: mark.hex())
 RUNTIMES = (("gpu-py", "/opt/gpu-py"),)
 DAEMON = '{\r\n  "log-driver": "json-file",\r\n  "labels": ["é"]\r\n}\r\n'
-# Which versions read a file with that mark, as the engines themselves were seen to.
+# Engine, version, byte order mark, and whether that engine was observed to read such a file.
 READ = [
     ("docker", "20.10.24+dfsg1", codecs.BOM_UTF8, False),
     ("docker", "20.10.24+dfsg1", codecs.BOM_UTF16_LE, False),
@@ -61,7 +61,7 @@ def test_byte_order_marks_are_reported_only_if_the_engine_rejects_them(
     said = marks.problem(engine, mark + b"x", lambda: version)
     assert (said == "") is is_read
     assert is_read or "byte order mark of UTF-" in said
-    if ENCODINGS[mark] == "utf-8":  # of an unknown version nothing is wrong
+    if ENCODINGS[mark] == "utf-8":  # nothing is reported for an unknown version
         assert marks.problem(engine, mark + b"x", lambda: None) == ""
     assert marks.problem(engine, b"x", lambda: pytest.fail("no need to know")) == ""
 

@@ -18,7 +18,7 @@ from gpuhook.tools.vendors.nvidia import program_links
 
 UNIT = "etc/systemd/system/gpuhook-cdi-refresh.service"
 STATE = "var/lib/gpuhook"
-# A file that an installation with these words writes or reads below its prefix.
+# An engine, a file that its installation writes or reads below the prefix, and further options.
 PLACES = (
     ("docker", "etc/docker/daemon.json"),
     ("docker", f"{STATE}/nvidia-names.json", "--gpus"),
@@ -182,7 +182,7 @@ def naming_a_folder(image: Path, host: Path) -> None:
 
 def listing_a_folder(image: Path, host: Path) -> None:
     (host / "empty").mkdir()
-    call("install", image, "--engine=docker")  # there is something to uninstall
+    call("install", image, "--engine=docker")  # so that there is something to uninstall
     (image / STATE / "folders.json").write_text(json.dumps([str(host / "empty")]))
 
 
@@ -439,7 +439,7 @@ STEERING = "\x1b[2J\x9b31m\u202e\r\x07\u2028"
 def test_control_characters_of_an_images_names_and_files_are_escaped(image: Path) -> None:
     """Printed paths contain the folder's name, and a diff contains lines of the image's files."""
     image = image.rename(image.with_name(f"image{STEERING}"))
-    text = "".join(char for char in STEERING if char >= " ")  # JSON has no others
+    text = "".join(char for char in STEERING if char >= " ")  # JSON forbids those below a space
     (image / "etc/docker/daemon.json").write_text(f'{{\n\t"debug": true,\n\t"x": "{text}"\n}}\n')
     words = ("--engine=docker", "--engine=podman", "--cdi", "--gpus")
     program = "--runtime-path=/opt/bin/gpu-py"
@@ -456,7 +456,7 @@ def test_control_characters_of_an_images_names_and_files_are_escaped(image: Path
         done = CliRunner().invoke(cli, [*command, f"--prefix={image}"], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         said += done.output
-    assert '\n \t"debug"' in said  # tabs stay, so that a diff is one
+    assert '\n \t"debug"' in said  # tabs aren't escaped, so that the diff stays valid
     assert [line for line in said.split("\n") if not line.replace("\t", "").isprintable()] == []
 
 

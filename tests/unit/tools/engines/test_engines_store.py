@@ -157,7 +157,7 @@ def test_foreign_settings_in_a_generated_file_are_kept(store: Store, tmp_path: P
     take(store)
     rest = {"engine": {"logger": "file", "supports": ["other"]}, "network": {"name": "x"}}
     assert tomllib.loads(path.read_text()) == rest
-    put(store, ours("/p", "crun", "gpu-py"))  # of which nothing is remembered now
+    put(store, ours("/p", "crun", "gpu-py"))  # the store no longer remembers this file
     assert tomllib.loads(path.read_text())["network"] == {"name": "x"}
     assert tomllib.loads(path.read_text())["engine"]["supports"] == ["crun", "gpu-py", "other"]
     take(store)
@@ -502,7 +502,7 @@ def test_a_killed_replacement_loses_nothing(
         is_killed = killed_before(change, partial(put, store, second))
         if somebody_edits:
             path.write_text(json.dumps({**json.loads(path.read_text()), "theirs": 1}))
-        if change % 2:  # the service starts again, or it is taken back first
+        if change % 2:  # in half of the cases, the service first installs it again
             more = {"theirs": 1} if somebody_edits else {}
             put(store, replace(second, text=json.dumps({**json.loads(text("y")), **more})))
         take(store)

@@ -160,7 +160,7 @@ WHOLE = {
         "etc/profile.d/gpuhook-charliecloud.sh",
     ),
 }
-OURS_ALONE = ("98-gpuhook.sh", "gpuhook-charliecloud.sh")  # another's in their place is refused
+OURS_ALONE = ("98-gpuhook.sh", "gpuhook-charliecloud.sh")  # another file there isn't overwritten
 
 
 class Whole:
@@ -172,7 +172,7 @@ class Whole:
         self._store = Store(str(system / "state"))
         nvidias = system / WHOLE["enroot"][0]
         nvidias.parent.mkdir(parents=True)
-        nvidias.write_text("nvidia's\n")  # without it there is no file of ours there
+        nvidias.write_text("nvidia's\n")  # gpuhook writes 98-nvidia.sh only if it exists
         if before is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(before)
@@ -212,7 +212,7 @@ CASES = [
     for before in (None, "the site's own\n")
     if not (before and place.endswith(OURS_ALONE)) and not (not before and "98-nvidia" in place)
 ]
-SIGNED = [case for case in CASES if not case[1].endswith(".json")]  # they say whose they are
+SIGNED = [case for case in CASES if not case[1].endswith(".json")]  # files with gpuhook's header
 
 
 def name_of(case: tuple[str, str, str | None]) -> str:

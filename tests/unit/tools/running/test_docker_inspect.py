@@ -149,7 +149,7 @@ def test_all_docker_requests_share_half_a_second(
     start = time.monotonic()
     with in_time():
         assert 1 <= len(found(config)) < 15
-    assert time.monotonic() - start < 300  # they would take 500
+    assert time.monotonic() - start < 300  # all answers would take 500 seconds
 
 
 @pytest.mark.protects(

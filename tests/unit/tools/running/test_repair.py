@@ -163,5 +163,5 @@ def test_the_containers_cgroups_are_recorded(tmp_path: Path, ourselves: tuple[in
         [found] = records.read_all(str(tmp_path / "state"))
     told = proc.cgroups(proc.read("/proc/self/cgroup"))
     assert {*records.cgroups_of(found).values()} <= {*told.values()} - {"/"}
-    inside = {**record, **found, "cgroups": {}}  # as the hook of CDI documents sees it
+    inside = {**record, **found, "cgroups": {}}  # as the hook of a CDI spec sees the container
     assert records._merged(found, inside)["cgroups"] == found["cgroups"]

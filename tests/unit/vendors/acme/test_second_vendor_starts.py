@@ -334,7 +334,7 @@ def test_only_names_of_unrequested_vendors_are_imported(saving: Config) -> None:
     _, loaded = with_acme(saving, "PATH=/bin")
     assert not {name for name in loaded if name.endswith(".vendor")}
     answer, loaded = with_acme(saving, "ACME_VISIBLE_DEVICES=0")
-    assert answer.startswith("refused: ACME's driver has no node")  # a user can't make any
+    assert answer.startswith("refused: ACME's driver has no node")  # only root can create nodes
     nvidia = {name for name in loaded if ".nvidia." in name}
     assert nvidia == {"gpuhook.vendors.nvidia.names"}
     assert type(acme).__module__ in loaded

@@ -37,25 +37,25 @@ from gpuhook.vendors.amd.discover import (
 from gpuhook.vendors.amd.vendor import VENDOR
 
 REFUSED = None
-# name of the case -> what gpuhook gives instead; docs/engineering/differences.md says why.
+# Name of the case -> what gpuhook allocates instead. Reasons: docs/engineering/differences.md.
 DIFFERENCES: dict[str, list[int] | None] = {
-    # What doesn't exist is refused, in part as well.
+    # A request is refused if any part of it doesn't exist.
     "unknown id gives nothing": REFUSED,
     "index beyond the last is dropped": REFUSED,
     "backwards range": REFUSED,
     "range that starts inside and ends outside": REFUSED,
     "three-part range": REFUSED,
     "value with = keeps its rest": REFUSED,
-    # The same words and lists as everywhere.
+    # Words and lists have the same syntax for every vendor.
     "other spellings of all are names": [0, 1],
     "blank before a number": [0, 1],
     "same index twice": [0],
-    # An id wins only where there is one.
+    # A number is taken as an id only if a device has that id.
     "nine digits are an id, not an index": [1],
-    # A swarm's variable decides, wherever it stands.
+    # The variable of a Docker swarm decides, whatever the order of the variables.
     "last matching variable decides, other order": [1],
 }
-VERSION, ACCESS = "0.7.0", "rw"  # of documents with groups; what suffices
+VERSION, ACCESS = "0.7.0", "rw"  # version of CDI specs with groups; permissions that suffice
 
 Case = dict[str, Any]
 
@@ -143,7 +143,7 @@ def test_discovery_matches_the_vectors(case: Case, tmp_path: Path) -> None:
         with pytest.raises(DriverError):
             VENDOR.discover(_config_for(tmp_path))
     elif "partitions_found" in expected:
-        # AMD's program looks for the other spelling alone; what KFD knows decides here.
+        # AMD's program searches only for the other spelling; in gpuhook, KFD's data decide.
         assert len(fabricated(tmp_path, given).devices) == expected["partitions_found"]
         amd_machine.kfd_node(tmp_path, 1, {"drm_render_minor": 129, "location_id": 1281})
         assert len(amd_machine.looked_at(tmp_path).devices) == len(given["platform"])
@@ -230,7 +230,7 @@ def test_kfd_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
 def test_device_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     given, expected = case["input"], case["expected"]
     if given.get("exists") is False:
-        # One with the numbers 0:0 is no device's: the container is refused.
+        # gpuhook makes no node with the numbers 0:0, but refuses the container.
         assert DeviceNode.of(given["path"], None) is None
         found = machine(tmp_path, 1)
         known = (found.vendor, found.root, found.version, found.devices)
@@ -288,7 +288,7 @@ def test_exclusive_devices_in_use_are_refused(case: Case, tmp_path: Path) -> Non
     asked = {gpus[str(number)]["access"] for number in numbers}
     exclusive = state["enabled"] and "exclusive" in asked and "shared" not in given
     kinds = (names.KIND,) if exclusive else ()
-    if given.get("release"):  # what others have isn't free by that
+    if given.get("release"):  # a release frees no device that another container holds
         wanted = lease(found, "1", "new")
     if expected.get("error"):
         with pytest.raises(HeldError, match="is in use by the container container_1"):

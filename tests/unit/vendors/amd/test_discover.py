@@ -85,7 +85,7 @@ def test_partitions_without_own_unique_ids_get_numbered_ids(
     ("locations", "spelling", "ids"),
     [
         ([0x500, 0x500, 0x500], "amdgpu_xcp_{}", ["0x7:0", "0x7:1", "0x7:2"]),
-        ([0x500, 0x500 | 3 << 28], "amdgpu_xcp.{}", ["0x7:0", "0x7:3"]),  # as newer kernels have it
+        ([0x500, 0x500 | 3 << 28], "amdgpu_xcp.{}", ["0x7:0", "0x7:3"]),  # as in newer kernels
     ],
     ids=["not told", "told"],
 )
@@ -260,7 +260,7 @@ def test_no_device_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     amd_machine.simulated(tmp_path, 1)
     for path in ("dev/kfd", "dev/dri/card0", "dev/dri/renderD128"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(tmp_path / path)  # to open one for reading alone would wait for ever
+        os.mkfifo(tmp_path / path)  # opening a fifo only for reading would wait forever
     opened = []
     real = Rootfs.open_file
 

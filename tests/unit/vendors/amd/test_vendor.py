@@ -208,7 +208,7 @@ def test_the_amd_simulator_lists_gpus_and_their_nodes(tmp_path: Path) -> None:
         "GPU 0 at 0000:05:00.0: card1, renderD128",
         "GPU 1 at 0000:08:00.0: card9, renderD136, card10, renderD137",
     ]
-    assert len(made.nodes) == 2 + 2 * 16  # of kfd, the controller and all places for partitions
+    assert len(made.nodes) == 2 + 2 * 16  # kfd, the controller, and all DRM devices of both GPUs
 
 
 def test_simulated_nodes_avoid_major_numbers_of_real_drivers(tmp_path: Path) -> None:

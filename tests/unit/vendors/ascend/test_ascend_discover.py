@@ -123,7 +123,7 @@ def test_two_dies_on_one_bus_address_are_two_devices(tmp_path: Path) -> None:
 def test_missing_nodes_are_recorded(tmp_path: Path) -> None:
     found = machine("ascend", tmp_path, 2, missing="davinci1,hisi_hdc")
     assert "/dev/davinci1" in found.missing()
-    assert "/dev/hisi_hdc" in found.missing()  # looked for again, and needed by nobody
+    assert "/dev/hisi_hdc" in found.missing()  # searched for again, but no device needs it
     assert "/dev/hisi_hdc" not in found.control
 
 
@@ -158,7 +158,7 @@ def test_simulated_ascend_libraries_can_be_loaded(tmp_path: Path) -> None:
 
 # The vendor's cases --------------------------------------------------------------------------
 
-# What the vendor calls a chip's family -> the chips of ours.
+# The vendor's name of a chip family -> the chips in gpuhook that belong to it.
 FAMILIES = {
     "Ascend310": {"310"},
     "Ascend310B": {"310B"},
@@ -200,7 +200,7 @@ def test_shared_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
         made.write("/dev/uburma", "no folder")
     found = made.look()
     nodes = shared(found)
-    if expected.get("error"):  # of a chip that it doesn't know, which gpuhook need not
+    if expected.get("error"):  # the vendor refuses unknown chips; gpuhook needs no chip name
         assert not given["type"] or "/dev/davinci_manager" in found.missing()
         return
     assert nodes == set(expected.get("nodes_any_order", nodes))

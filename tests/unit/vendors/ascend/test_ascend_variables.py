@@ -30,7 +30,7 @@ def test_list_variables_are_ignored_where_variables_are_not_accepted() -> None:
     config = Config()
     config.accept_envvar_unprivileged = False
     spec = {"process": {"env": ["ASCEND_RUNTIME_MOUNTS=a"]}}
-    by_mounts = (f"{names.KIND}=0",)  # as a mount of NVIDIA's names it
+    by_mounts = (f"{names.KIND}=0",)  # as a mount in NVIDIA's format requests it
     found = SpecReader(spec, config).read(names, VENDOR, by_mounts)
     assert (found.devices, found.options) == (by_mounts, AscendOptions())
     [(source, why)] = found.ignored

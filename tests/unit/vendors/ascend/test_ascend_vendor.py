@@ -199,13 +199,13 @@ def test_a_cdi_spec_names_usable_npus_and_vnpus(npus: AscendInventory) -> None:
 # The vendor's cases --------------------------------------------------------------------------
 
 MANY = 132  # NPUs; the cases ask for numbers up to 129
-# Cases in which gpuhook gives devices and the vendor's program fails: differences.md.
+# Cases in which gpuhook allocates devices but the vendor's program fails; see differences.md.
 GIVEN: dict[str, list[int] | None] = {
     "right bound beyond it": [126, 127, 128, 129],
     "all is not a word here": list(range(MANY)),
     "empty item": [0],
     "names and numbers do not mix": [0, 1],
-    # An entry without = is a variable that is set to nothing; it hides no other.
+    # An entry without = counts as an empty variable, which hides no other entry.
     "entry without = after it hides the request (fault)": [0],
 }
 
@@ -246,7 +246,7 @@ def test_device_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
     sort = {"vnpus": numbers.replace("-", "")} if given["virtual"] else {}
     found = machine("ascend", tmp_path, 8, **sort)
     env = [f"{ASK}={numbers}", *([VIRTUAL] if given["virtual"] else [])]
-    if not given["devices"]:  # the vendor's function fails; such a container asks for nothing
+    if not given["devices"]:  # the vendor's function fails, but gpuhook sees no request
         assert answer(found, env) is None
     elif expected.get("error"):
         assert answer(found, env) == "error"
@@ -254,7 +254,7 @@ def test_device_nodes_match_the_vectors(case: Case, tmp_path: Path) -> None:
         assert nodes(planned(found, *env)) == [tuple(pair) for pair in expected["nodes"]]
 
 
-# Cases in which gpuhook mounts something else.
+# Cases in which gpuhook mounts nothing, unlike the vendor's program.
 NOT_MOUNTED = ("nodes in a list are looked up without that root",)
 
 

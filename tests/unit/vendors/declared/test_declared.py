@@ -206,7 +206,7 @@ def test_nodes_of_other_drivers_are_ignored(made: Made, proof: str) -> None:
         for minor in range(12):
             device = root / f"sys/dev/char/{major}:{minor}/device"
             device.mkdir(parents=True)
-            theirs = minor in (2, 3, 4)  # the nodes of device 0, behind the control nodes
+            theirs = minor in (2, 3, 4)  # the nodes of device 0, after the control nodes
             (device / "vendor").write_text("0x8086\n" if theirs else "0xab12\n")
             driver = "other" if theirs else "maker_npu"
             (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
@@ -528,7 +528,7 @@ def test_vfio_groups_of_other_vendors_are_ignored(made: Made, name: str) -> None
         groups = root / "sys/kernel/iommu_groups"
         (groups / "1/devices/0000:01:00.0/vendor").write_text("0x15b3\n")
         shutil.rmtree(groups / "3")
-        bridge = groups / "2/devices/0000:00:01.0/vendor"  # may be in a group with its device
+        bridge = groups / "2/devices/0000:00:01.0/vendor"  # a bridge may share its device's group
         bridge.parent.mkdir()
         bridge.write_text("0x8086\n")
 

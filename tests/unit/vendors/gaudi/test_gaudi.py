@@ -26,7 +26,7 @@ from gpuhook.core.resolve import Allocation
 from gpuhook.vendors.gaudi import discover
 from gpuhook.vendors.gaudi.vendor import VENDOR, GaudiInventory
 
-# Cases in which gpuhook answers something else, each with the reason.
+# Cases in which gpuhook's result differs from the vendor's -> the reason.
 DIFFERENT = {
     "no variable gives all": "unset is none of our business",
     "nothing set, unprivileged": "as above",
@@ -40,7 +40,7 @@ DIFFERENT = {
     "not accepted, even where nothing was asked for": "such a container is left alone",
     "empty file": "the PCI id says the model",
 }
-# What it answers to those that it doesn't refuse: labels, None for no request.
+# Of those cases, the ones that gpuhook doesn't refuse -> device labels, or None for no request.
 OURS = {
     "no variable gives all": None,
     "a longer name with the same beginning counts too (fault)": None,
@@ -146,7 +146,7 @@ def test_device_plugin_variables_select_the_plugins_own_devices(
     plan = planned(eight, *env)
     ours = {path for path in places(plan) if "/accel/" in path}
     assert ours == {path for path in expected["linux_devices"] if "/accel/" in path}
-    assert variables(resolved(eight, *env)) == {MODULES: "6"}  # where this machine's 5 sits
+    assert variables(resolved(eight, *env)) == {MODULES: "6"}  # module id of this host's device 5
 
 
 @pytest.mark.vectors("vendor_habana", "habana.argv")
@@ -156,7 +156,7 @@ def test_command_lines_match_the_vectors(case: dict[str, Any]) -> None:
         assert (given.verb == "create") == expected["create"]
     elif given.verb == "create" and not given.unclear:
         assert (given.bundle or ".") == expected["bundle"]
-    else:  # what runc and crun read differently is refused, and what creates nothing passed on
+    else:  # words that runc and crun read differently are refused; other verbs are passed on
         assert given.unclear or given.verb not in ("create", "run")
 
 
@@ -282,7 +282,7 @@ def test_models_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     paper.machine("gaudi", tmp_path, 1)
     change(tmp_path / FIRST / "device_type", case["input"]["text"])
     [device] = found(tmp_path).devices
-    # Theirs fails on an empty file; here the PCI id says the model.
+    # The vendor's program fails on an empty file; gpuhook then uses the PCI id for the model.
     assert device.model.lower() == case["expected"].get("type", "gaudi2")
 
 

@@ -128,7 +128,7 @@ def test_a_cdi_spec_names_every_gpu_with_nodes_and_groups(gpus: Inventory) -> No
     assert set(names["card1"]["additionalGids"]) == {44, 106}
     common = document["containerEdits"]
     assert common["env"] == [f"{ASK}=void"]
-    assert common["hooks"][0]["args"][-1] == "intel.com/gpu"  # which makes the links
+    assert common["hooks"][0]["args"][-1] == "intel.com/gpu"  # this hook creates the links
 
 
 # NPUs ----------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def trn1(tmp_path: Path) -> AnyInventory:
 @pytest.mark.vectors("vendor_neuron", "neuron.request")
 def test_requests_match_the_vectors(case: dict[str, Any], tmp_path: Path) -> None:
     given, count = case["input"], case["input"]["devices_of_machine"]
-    if "env" not in given:  # --device is the engine's
+    if "env" not in given:  # the engine handles --device, so gpuhook does nothing
         made = [{"path": path, "type": "c"} for path in given["device_options"]]
         spec = spec_with("PATH=/bin", linux={"devices": made})
         assert resolve(spec, Config(), inventories={}) is None
@@ -386,7 +386,7 @@ def test_simulated_files_match_the_drivers(tmp_path: Path) -> None:
     assert folder.resolve() == tmp_path / "sys/devices/virtual/neuron_device/neuron1"
     [node] = [node for node in found.nodes if node.path == "/dev/neuron1"]
     assert (folder / "dev").read_text() == f"{node.major}:1\n"
-    assert (folder / "core_count").read_text() == "2"  # without a line end
+    assert (folder / "core_count").read_text() == "2"  # without a newline
     assert (folder / "connected_devices").read_text() == "0, 2\n"
     assert f"{node.major} neuron\n" in (tmp_path / "proc/devices").read_text()
     card = tmp_path / "sys/bus/pci/drivers/neuron/0000:10:00.0"

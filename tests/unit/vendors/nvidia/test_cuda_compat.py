@@ -111,7 +111,7 @@ def test_with_a_note_its_cuda_version_and_branches_decide(
     assert cuda_compat.decide(library, driver, cuda, note) is use
 
 
-# Notes of NVIDIA's libraries, byte for byte as they are in the section: keys in lower case.
+# Notes of NVIDIA's libraries with the exact bytes of the section; the keys are in lower case.
 NOTES = {
     "575.57.08": b'{"format":1,"CUDA version":"12.9","driver":[535,550,560,565,570,575],'
     b'"device":[1,2,7,8,9,10,11,12,13,14]}\0',
@@ -119,7 +119,7 @@ NOTES = {
     b'"device":[1,2,7,8,9,10,11,12,13,14]}\0',
     "590.44.01": b'{"format":1,"CUDA version":"13.1","driver":[535,550,570,575,580,590],'
     b'"device":[1,2,7,8,9,10,11,12,13,14]}\0',
-    "1.1": b'{"format":1,"CUDA version":"13.2"}\0',  # Orin's, which names no branch
+    "1.1": b'{"format":1,"CUDA version":"13.2"}\0',  # from Orin; it names no driver branch
 }
 
 
@@ -251,7 +251,7 @@ def test_a_huge_compat_folder_is_not_read_whole(tmp_path: Path) -> None:
             most = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    assert most < 100_000  # all names have a million
+    assert most < 100_000  # bytes; all names together have a million
 
 
 @pytest.mark.protects(

@@ -9,7 +9,7 @@ from driver_tree import LIBS, Root
 
 from gpuhook.vendors.nvidia.model import EVERYTHING
 
-# name without the version -> number of the SONAME, "" where that has the driver's version.
+# Name without the version -> number of the SONAME, or "" if it is the driver's version.
 _COMMON: dict[str, str | None] = {
     "libcuda": "1", "libcudadebugger": "1", "libnvcuvid": "1", "libnvidia-allocator": "1",
     "libnvidia-cfg": "1", "libnvidia-encode": "1", "libnvidia-fbc": "1", "libnvidia-ml": "1",
@@ -26,7 +26,8 @@ _PRESENT = {"libnvidia-present": ""}
 
 Package = tuple[dict[str, str | None], list[str], set[str]]
 
-# version -> libraries with it, files without it, and which of the first no list has.
+# Driver version -> libraries with this version in their names, files without it, and those of the
+# libraries that no list contains.
 PACKAGES: dict[str, Package] = {
     "535.309.01": (
         {**_COMMON, "libGLX_nvidia": "0", "libnvidia-vulkan-producer": None},

@@ -160,9 +160,9 @@ S = 1_000_000  # a second
     [
         ([], 10 * S, {}, 10 * S),
         ([(10 * S, 1, 60)], 10 * S, {1: 0.6}, 10 * S),
-        # Since then, nobody knows.
+        # The last sample is recent, so the use after it isn't known yet.
         ([(9 * S + 500_000, 1, 60)], 10 * S, {1: 0.6}, 9 * S + 500_000),
-        # It did nothing in the second half.
+        # The process was idle in the second half.
         ([(5 * S, 1, 60)], 10 * S, {1: 0.3}, 10 * S),
         ([(5 * S, 1, 20), (10 * S, 1, 60)], 10 * S, {1: 0.4}, 10 * S),
         ([(10 * S, 1, 60), (10 * S, 2, 40), (5 * S, 2, 20)], 10 * S, {1: 0.6, 2: 0.3}, 10 * S),
@@ -213,7 +213,7 @@ def heard(nvml: Nvml) -> dict[str, Any]:
     whole = {"gpuInstanceId": 0xFFFFFFFF, "computeInstanceId": 0xFFFFFFFF}
     event = SimpleNamespace(eventType=8, eventData=79, device=1, **whole)
     found = events.EventSet(nvml, said.append)._event(event)
-    assert said == [{"asking": "GPU-1"}]  # before NVML is asked, which may hang
+    assert said == [{"asking": "GPU-1"}]  # written before the call of NVML, which may hang
     assert found is not None
     assert events.is_error(found)
     return found
@@ -225,8 +225,8 @@ def heard(nvml: Nvml) -> dict[str, Any]:
         (Nvml(0, 0), {"recovery": 0}, "NoSchedule"),
         (Nvml(0, 1), {"recovery": 1}, "NoExecute"),  # reset
         (Nvml(0, 2), {"recovery": 2}, "NoExecute"),  # restart of the node
-        (Nvml(0, 3), {"recovery": 3}, "NoSchedule"),  # peers alone have to go
-        (Nvml(0, 99), {"recovery": 99}, "NoSchedule"),  # newer than we are
+        (Nvml(0, 3), {"recovery": 3}, "NoSchedule"),  # only peer-to-peer work must be drained
+        (Nvml(0, 99), {"recovery": 99}, "NoSchedule"),  # an action that gpuhook doesn't know
         (Nvml(3, 0), {}, "NoSchedule"),  # not supported
         (Nvml(-1, 0), {}, "NoSchedule"),
     ],

@@ -43,7 +43,7 @@ def test_driver_library_links_match_the_vectors(case: Case) -> None:
     sonames = [
         f"{name.partition('.so.')[0]}.so.1",
         name,
-    ]  # as the driver has it, or none of its own
+    ]  # a SONAME as in the driver, or the file's name if there is no SONAME
     soname = sonames["GLX" in name]
     every = edits._links([(library(path, soname), folder)])
     found = [
@@ -52,7 +52,7 @@ def test_driver_library_links_match_the_vectors(case: Case) -> None:
     assert found == (case["expected"]["links"] or [])
 
 
-# What the rule of ``driver_links`` adds, whatever the host has.
+# Links that the rule of ``driver_links`` adds, whatever files the host has.
 ALWAYS = {"host .so link missing": ["libcuda.so.1::/usr/lib/libcuda.so"]}
 
 

@@ -142,7 +142,7 @@ def test_nvml_is_initialized_before_the_limit_is_set(make: Make, tmp_path: Path)
     nvml = make(init=f'fclose(fopen("{begun}", "r"))')
     nvml.begin()
     with in_time():
-        begun.open("w").close()  # once somebody reads
+        begun.open("w").close()  # open() returns when NVML's initialization reads the fifo
     limit(nvml)
 
 

@@ -95,7 +95,7 @@ def test_a_limit_counts_as_set_only_when_nvml_confirms_it(standing: Standing) ->
 def test_a_hanging_nvml_session_is_ended_and_not_waited_for(standing: Standing) -> None:
     begun = time.monotonic()
     assert not standing.ready.ask(standing.key, FOLDER, standing.wanted)
-    standing.hear()  # the kernel ends it
+    standing.hear()  # the kernel ends the hanging process
     assert time.monotonic() - begun < 600
     assert nvml_limiter.kept is None
 

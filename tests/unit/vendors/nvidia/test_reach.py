@@ -32,7 +32,7 @@ def seen(inventory: NvidiaInventory) -> dict[str, str]:
 def test_a_process_allowed_all_or_no_gpus_keeps_the_numbers(keep: list[str]) -> None:
     assert VENDOR.within_reach(MACHINE) is MACHINE
     keep += [each.path for each in MACHINE.gpus]
-    assert VENDOR.within_reach(MACHINE) is MACHINE  # somebody else gives what is asked for
+    assert VENDOR.within_reach(MACHINE) is MACHINE  # another program provides the requested GPUs
 
 
 @pytest.mark.protects(

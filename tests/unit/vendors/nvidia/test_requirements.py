@@ -54,7 +54,7 @@ def test_and_or_logic_matches_the_vectors(case: Case) -> None:
     """Requirements that hold or fail stand for true and false."""
     words = ["cuda>=1" if operand else "cuda>=99" for operand in case["input"]["operands"]]
     assert holds(",".join(words)) is case["expected"]["and"]
-    if words:  # the or of nothing is no requirement at all, and that holds
+    if words:  # an empty OR is false, but a text without requirements holds
         assert holds(" ".join(words)) is case["expected"]["or"]
 
 
@@ -148,7 +148,7 @@ def test_long_text_takes_linear_time() -> None:
 
         return of_this_process(read)
 
-    # Ten times the text; what takes the square of its length would take a hundred times as long.
+    # The text is ten times as long; quadratic time would be a hundred times as long.
     assert seconds(100_000) < 50 * max(seconds(10_000), 0.01)
 
 

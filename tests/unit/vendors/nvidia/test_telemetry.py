@@ -12,7 +12,7 @@ from gpuhook.metrics.vendors.nvidia import telemetry
 UUID = "GPU-1"
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 KINDS = ("Compute", "Graphics", "MPSCompute")
-# What pynvml raises where a library has none of the newest form: no NVMLError.
+# pynvml raises this, not an NVMLError, if a library has no function of the newest form.
 OLD: Any = pynvml.NVMLLibraryMismatchError("no")
 
 
@@ -79,7 +79,7 @@ PROCESS = SimpleNamespace(pid=7, usedGpuMemory=5)
         (lists(_v3=error(NOT_SUPPORTED)), None),
         (lists(_v3=error(pynvml.NVML_ERROR_NO_PERMISSION)), None),
         (lists(_v3=error(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)), None),
-        # What one list may hold isn't known, so neither is what there is in all.
+        # If one list can't be read, the whole set of processes is unknown.
         ({**lists(_v3=[PROCESS]), "nvmlDeviceGetGraphicsRunningProcesses_v3":
           error(pynvml.NVML_ERROR_UNKNOWN)}, None),
     ],

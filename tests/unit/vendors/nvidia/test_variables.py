@@ -17,7 +17,7 @@ from gpuhook.core.request.reader import SpecReader
 from gpuhook.vendors.nvidia import names, variables
 
 Case = dict[str, Any]
-# As NVIDIA's own file has it, which limits nothing.
+# The setting in NVIDIA's own file, which allows every capability.
 NVIDIAS = f'supported-driver-capabilities = "{ALL_CAPABILITIES}"'
 
 
@@ -258,7 +258,7 @@ def test_a_malformed_cuda_version_is_ignored_with_requirements_disabled() -> Non
 
 # Variables -------------------------------------------------------------------------------------
 
-# Each variable of a container that NVIDIA's toolkit reads (1.20.2), with a value that counts.
+# Each variable of a container that NVIDIA's toolkit (1.20.2) reads -> a value with an effect.
 READ = {
     "NVIDIA_VISIBLE_DEVICES": "1",
     "NVIDIA_DRIVER_CAPABILITIES": "video",

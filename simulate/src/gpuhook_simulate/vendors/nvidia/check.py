@@ -9,12 +9,12 @@ from gpuhook_simulate.vendors.nvidia import state
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
 _MOST = 1 << 20  # characters of a file that are read, as in the libraries
-_MOST_LINES = 10  # reported lines of each file
+_MOST_LINES = 10  # lines that are reported for each file
 
 _NUMBER = r"[0-9]{1,18}"
 _TIME = r"[0-9]{1,10}(\.[0-9]{0,6})?"
 _UUID = "[0-9A-Fa-f]{8}-([0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}"
-# A file -> the form of its lines; the group "gpu" must be one of the machine's.
+# File -> the form of its lines; the group "gpu" must name a GPU of the machine.
 _LINES = {
     state.EVENTS: rf"(?P<gpu>\S+)\s+{_NUMBER}(\s+{_NUMBER}\s+{_NUMBER})?",
     state.LOST: r"(?P<gpu>\S+)",

@@ -11,7 +11,7 @@ DEFAULT_DRIVER = "580.65.06"
 MAX_GPUS = 64
 MAX_CHANNELS = 2048  # nvidia's module parameter NVreg_ImexChannelCount
 PLATFORMS = ("linux", "wsl", "tegra")
-# Options that other platforms than linux don't have.
+# Options that only the platform linux has.
 _LINUX_ALONE = (
     "minors", "mig", "unplugged", "lost", "failure", "library_dir", "driver_files", "compat32",
     "imex_channels", "features",

@@ -22,9 +22,9 @@ LIBRARY_DIRS = {"wsl": _STORE, "tegra": f"/usr/lib/{os.uname().machine}-linux-gn
 # The node that the simulated libraries need in order to work.
 NODES = {"wsl": "/dev/dxg", "tegra": "/dev/nvhost-gpu"}
 _DXG_MINOR = 127
-_OLD = 1_500_000_000  # seconds: the older driver's time
+_OLD = 1_500_000_000  # modification time of the older driver, in seconds since 1970
 
-# Empty libraries of the store -> SONAME.
+# Empty libraries in the driver store -> SONAME.
 _FILLERS = {
     "libcuda_loader.so": "libcuda_loader.so",
     "libnvidia-ptxjitcompiler.so.1": "libnvidia-ptxjitcompiler.so.1",
@@ -81,7 +81,7 @@ def _fill_wsl(tree: Tree, compiled: str) -> None:
 
 _LISTS = "etc/nvidia-container-runtime/host-files-for-container.d"
 _VIDEO = 44
-# Node -> its mode; only their group may open those with 0660, as in L4T's udev rules.
+# Node -> its mode, as in L4T's udev rules; only their group may open nodes with 0660.
 _TEGRA_NODES = {
     "dev/nvhost-gpu": 0o660,
     "dev/nvmap": 0o660,

@@ -117,7 +117,7 @@ def load_machine(root: str) -> SimulatedMachine:
 def append(root: str, name: str, line: str) -> None:
     """Add a line to a file of the state folder, in one write."""
     path = os.path.join(root, FOLDER, name)
-    # These flags don't block on a fifo, and don't follow a link.
+    # With these flags, open() neither blocks on a fifo nor follows a link.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o644)
     try:

@@ -60,7 +60,7 @@ LIBRARIES = (
     StockLibrary("libnvidia-ngx", "1"),
     StockLibrary("libnvidia-egl-gbm", "1"),
     StockLibrary("libnvidia-egl-wayland", "1"),
-    # in no capability of its own
+    # This library belongs to no capability.
     StockLibrary("libnvidia-sandboxutils", "1"),
 )
 

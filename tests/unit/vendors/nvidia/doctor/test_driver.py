@@ -109,7 +109,7 @@ def test_equal_versions_of_libraries_and_module_are_ok(tree: Tree) -> None:
     tree.driver()
     assert said(driver.driver_versions(tree.case))["driver-versions"][0] == "ok"
     (tree.root / "proc/driver/nvidia/version").unlink()
-    assert said(driver.driver_versions(tree.case)) == {}  # driver_loaded says so
+    assert said(driver.driver_versions(tree.case)) == {}  # driver_loaded reports this
 
 
 @pytest.mark.parametrize(

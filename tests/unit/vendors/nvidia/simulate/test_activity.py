@@ -24,7 +24,7 @@ MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 GIB = 1 << 30
 NONE = 0xFFFFFFFF
 LISTS = ("Compute", "Graphics", "MPSCompute")
-START = int(time.time()) - 100_000  # when the machines of these tests begin
+START = int(time.time()) - 100_000  # time at which the simulated machines start
 
 _HELPERS = """
 def running(kind, handle):
@@ -162,7 +162,7 @@ def test_process_lists_need_a_large_enough_buffer_as_in_nvml(root: Path, program
     program.ask("count.value = 2; space = (ctypes.c_uint64 * 9)(*[7] * 9)")
     assert program.ask("[call(gpu(0), ctypes.byref(count), space), space[0]]") == [7, 7]
     program.ask("count.value = 4; call(gpu(0), ctypes.byref(count), space)")
-    # The first version: two words for each, and nothing beyond.
+    # The first version of the function writes two words for each process, and nothing beyond.
     assert program.ask("[count.value, [space[i] for i in (0, 1, 2, 3, 4, 5, 6)]]") == [
         3, [1, 1, 2, 2, 3, 3, 7],
     ]  # fmt: skip
@@ -255,10 +255,10 @@ def test_accounting_survives_the_end_of_a_process(root: Path, program: Program) 
     assert program.ask("stats(gpu(0), 11)") == [33, 6, 3000, 30_000, (START + 10) * 10**6, 0]
     assert program.ask("stats(gpu(0), 12)") == [50, 0, 7, 0, (START + 50) * 10**6, 1]
     assert program.ask("stats(gpu(0), 10)") == "error 6"  # ran before
-    assert program.ask("stats(gpu(1), 11)") == "error 3"  # is off there
+    assert program.ask("stats(gpu(1), 11)") == "error 3"  # accounting is off on GPU 1
     run_process(str(root), SimulatedProcess(device="0", pid=11, memory=9))
     assert program.ask("n.nvmlDeviceGetAccountingPids(gpu(0))") == [12, 11]
-    assert program.ask("stats(gpu(0), 11)[2]") == 9  # of two lives the latest
+    assert program.ask("stats(gpu(0), 11)[2]") == 9  # the later of two processes with this PID
 
 
 def test_only_root_can_switch_accounting(root: Path, program: Program) -> None:

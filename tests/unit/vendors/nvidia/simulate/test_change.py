@@ -77,12 +77,12 @@ def test_hand_written_lost_gpus_are_lost_by_uuid_or_number(make_root: MakeRoot) 
         (root / "simulate/lost").write_text("# none\n\n0\n7\n")
         assert program.ask("attempt(gpu, 0) is None or 1") == 1
         (root / "simulate/lost").write_text("2")
-        assert program.ask("gpu(1)") == "error 15"  # the numbers are those of the machine
+        assert program.ask("gpu(1)") == "error 15"  # the file counts unplugged GPUs, NVML doesn't
 
 
 def test_lost_gpus_are_compiled_into_the_library_for_containers(root: Path) -> None:
     change(str(root), lost=frozenset({2}))
-    (root / "simulate/lost").unlink()  # what was compiled in counts then, as in a container
+    (root / "simulate/lost").unlink()  # then the compiled-in list counts, as in a container
     with Program(root) as program:
         assert program.ask("n.nvmlDeviceGetName(gpu(1))") == "NVIDIA H200"
         assert program.ask("gpu(2)") == "error 15"
@@ -96,7 +96,7 @@ def test_a_running_program_sees_another_mig_layout(root: Path, program: Program)
     machine = set_mig(root, {1: ("1g.18gb", "2g.35gb"), 2: ()})
     expected = [mig.uuid for mig in machine.gpus[1].migs]
     assert program.ask(MIGS.format(1)) == expected
-    assert expected[0] == before[1]  # the same instance is the same device
+    assert expected[0] == before[1]  # an unchanged instance keeps its UUID
     assert program.ask("n.nvmlDeviceGetUUID(small)") == before[1]
     assert program.ask("n.nvmlDeviceGetUUID(big)") == "error 2"
     assert program.ask(f"n.nvmlDeviceGetHandleByUUID({before[0]!r})") == "error 6"

@@ -11,7 +11,8 @@ from nvml_program import Program
 from gpuhook_simulate.vendors.nvidia import change, report_xid
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
-# In the program: who listens says lines into ``said``, and is ended by an error after enough.
+# Runs in the program: the listener appends its lines to ``said``; an exception ends it after
+# enough lines.
 EARS = """
 from gpuhook.monitor.vendors.nvidia import events
 from gpuhook_simulate.vendors.nvidia import report_xid
@@ -34,7 +35,8 @@ def listen(uuids):
 beats = 5
 ears = events.EventSet(n, say)
 """
-# XID 31 of GPU 0 while the GPUs are asked which of them is lost, XID 45 once the new set is there.
+# Reports XID 31 of GPU 0 during the search for the lost GPU, and XID 45 as soon as the new event
+# set exists.
 MEANWHILE = """
 find, register = ears._find_lost, ears._register
 
@@ -108,7 +110,7 @@ def test_no_error_is_missed_by_a_waiting_listener_while_a_gpu_is_lost(
     report_xid(root, 48, "2")
     program.answer()
     found = errors(program.ask("said"))
-    # Of the first set, too, which was there before.
+    # XID 45 is also reported by the first event set, which existed before the loss.
     assert found.count((45, uuids[0])) == 2
     assert {*found} == {(31, uuids[0]), (45, uuids[0]), (48, uuids[2]), (79, uuids[1])}
     assert len(found) == 5
@@ -135,7 +137,7 @@ def test_a_listener_without_supported_events_shuts_nvml_down(made: Made, program
     first, *rest = program.ask("said")
     assert first["unwatched"] == dict.fromkeys(made[1], "Not Supported")
     assert rest == [{"beat": 1}] * 6
-    assert program.ask("n.nvmlDeviceGetCount()") == "error 1"  # it isn't initialized any more
+    assert program.ask("n.nvmlDeviceGetCount()") == "error 1"  # NVML is no longer initialized
 
 
 def test_a_failed_event_set_is_retried(made: Made, program: Program) -> None:

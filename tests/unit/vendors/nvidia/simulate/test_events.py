@@ -17,7 +17,7 @@ MakeRoot = Callable[..., tuple[Path, SimulatedMachine]]
 
 WHOLE = 0xFFFFFFFF
 XID = 8
-PATIENCE = 300_000  # milliseconds that a test waits for what must come
+PATIENCE = 300_000  # milliseconds that a test waits for an expected event
 REGISTER = "n.nvmlDeviceRegisterEvents(gpu({}), 8, events)"
 
 
@@ -116,7 +116,7 @@ def test_a_replaced_event_file_is_read_from_its_beginning(root: Path, program: P
     events = root / "simulate/events"
     report_xid(str(root), 1, "0")
     assert program.ask("wait(events, 0)")[2] == 1
-    events.write_text("0 2\n")  # shorter or as long: only a program that looked between sees it
+    events.write_text("0 2\n")  # not longer, so only a program that looks right now would see it
     (root / "simulate/other").write_text("0 3\n")
     os.replace(root / "simulate/other", events)
     assert program.ask("wait(events, 0)")[2] == 3

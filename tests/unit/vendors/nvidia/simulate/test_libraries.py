@@ -25,7 +25,7 @@ from gpuhook_simulate.vendors.nvidia.options import Failure
 Root = tuple[Path, SimulatedMachine]
 MakeRoot = Callable[..., Root]
 
-# Prints everything that NVML says, or how it failed.
+# Prints everything that NVML reports, or the error.
 ASK = Path(__file__).parent / "ask_nvml.py"
 
 
@@ -119,7 +119,7 @@ def test_a_node_without_hardware_is_reachable(make_root: MakeRoot) -> None:
 
 
 def test_a_node_that_may_not_be_opened_is_not_reachable(make_root: MakeRoot) -> None:
-    # An open() that the kernel refuses with EPERM, as the device cgroup does.
+    # The kernel refuses open() with EPERM, as it does for a device cgroup.
     root, _ = make_root()
     script = (
         "import ctypes, platform, struct\n"
@@ -127,7 +127,7 @@ def test_a_node_that_may_not_be_opened_is_not_reachable(make_root: MakeRoot) -> 
         "cuda = ctypes.CDLL('libcuda.so.1')\n"
         "openat = {'x86_64': 257, 'aarch64': 56}[platform.machine()]\n"
         "code = [(0x20, 0, 0, 0), (0x15, 0, 1, openat)]\n"  # load the number, compare it
-        "code += [(6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]\n"  # answer EPERM, or let it pass
+        "code += [(6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]\n"  # return EPERM, or allow the call
         "program = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *c) for c in code))\n"
         "filter = struct.pack('HxxxxxxQ', len(code), ctypes.addressof(program))\n"
         "libc = ctypes.CDLL(None)\n"
@@ -262,7 +262,7 @@ def test_cuda_sees_one_mig_device_and_no_gpu_beside_it(make_root: MakeRoot) -> N
     shutil.rmtree(root / "dev/nvidia-caps")
     probe = run_program(root, "gpuhook-cuda-probe")
     assert probe.stdout.splitlines() == [
-        "CUDA devices: 1",  # GPU 1: the two in MIG mode have no device that can be reached
+        "CUDA devices: 1",  # GPU 1, because both GPUs in MIG mode have no accessible device
         f"CUDA device 0: NVIDIA H200 {machine.gpus[1].uuid}",
     ]
 
@@ -324,7 +324,7 @@ def test_a_missing_library_is_reported_by_both_programs(make_root: MakeRoot) -> 
 
 
 def test_a_library_outside_a_simulated_root_uses_the_systems_devices(make_root: MakeRoot) -> None:
-    # A library that lies elsewhere, as in a container, must not look into the driver root.
+    # A library in another place, as in a container, must not look into the driver root.
     root, _ = make_root()
     (root / MARKER).unlink()
     if not os.path.exists("/dev/nvidiactl"):
@@ -373,7 +373,7 @@ def test_every_function_used_by_pynvml_exists(
 
     root, machine = make_root(driver_version=version)
     library = ctypes.CDLL(f"{root}{LIBRARY_DIR}/libnvidia-ml.so.{machine.driver_version}")
-    source = inspect.getsource(pynvml)  # which may be in a wheel
+    source = inspect.getsource(pynvml)  # not read by its path, because pynvml may be in a wheel
     names = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', source))
     assert len(names) > 200
     assert [name for name in sorted(names) if not hasattr(library, name)] == lacking

@@ -58,7 +58,7 @@ def test_module_version_text_names_the_open_module_where_used() -> None:
     assert "Open Kernel Module" not in version_text(volta)
 
 
-# As nvidia-smi shows them on real GPUs: instance ids, and the first memory slice of each.
+# Instance ids with their first memory slices, as nvidia-smi shows them on real GPUs.
 PLACEMENTS = [
     ("7g.141gb", [(0, 0)]),
     ("3g.71gb,3g.71gb", [(1, 4), (2, 0)]),

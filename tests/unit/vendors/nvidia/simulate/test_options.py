@@ -117,7 +117,7 @@ def test_number_lists_are_parsed_and_other_text_refused() -> None:
     [
         ("535.309.01", "", 12020),
         ("580.65.06", "", 13000),
-        ("553.1", "", 12040),  # between two known branches: the older one's
+        ("553.1", "", 12040),  # between two known branches, so the older one's version
         ("340.108", "", 11000),
         ("999.1", "", 13040),
         ("535.309.01", "12.4", 12040),

@@ -12,7 +12,7 @@ from gpuhook.base.errors import DriverError
 from gpuhook.vendors.nvidia import nvml
 from gpuhook_simulate.vendors.nvidia.machine import SimulatedMachine
 
-ME = f"{os.getuid()}:{os.getgid()}"  # a test's folders are its user's
+ME = f"{os.getuid()}:{os.getgid()}"  # a test's folders belong to the user who runs it
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_debian_links_are_made_for_existing_files_only(root: Path) -> None:
     alternative = f"/etc/alternatives/nvidia--libGLX_nvidia.so.0-{TRIPLET}"
     assert os.readlink(root / library_dir / "libGLX_nvidia.so.0") == alternative
     assert os.readlink(root / "usr/bin/nvidia-smi") == "/etc/alternatives/nvidia--nvidia-smi"
-    # What the packages don't have gets no link.
+    # Files that the packages don't have get no links.
     assert not os.path.lexists(root / library_dir / "libnvidia-encode.so.1")
     assert not os.path.lexists(root / "usr/bin/nvidia-debugdump")
 
