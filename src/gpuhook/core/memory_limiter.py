@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MemoryLimiter:
-    """Memory limits for one container; used once."""
+    """Memory limits for one container, used once; a plain class, because no start imports abc."""
 
     memory: "Bytes"  # the memory of each device that can be limited
     is_slow = False  # its means take long to prepare, unless they are kept ready

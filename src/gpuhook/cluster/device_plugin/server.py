@@ -202,8 +202,9 @@ class _Resource(Endpoint):
             for each in request.container_requests:
                 ids = list(each.devices_ids)
                 given = allocate.allocate(self.state, ids, self.settings)
-                ledger = self.state, ids, self.settings.state_dir, self.tell
-                await asyncio.to_thread(allocate.record, *ledger)  # another may have the lock
+                await asyncio.to_thread(  # another process may hold the ledger's lock
+                    allocate.record, self.state, ids, self.settings.state_dir, self.tell
+                )
                 answer.container_responses.append(_answer_of(given))
                 self.tell(f"{_devices(len(ids))} for a container: {listed(ids)}")
             failed = False

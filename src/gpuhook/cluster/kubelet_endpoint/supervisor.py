@@ -154,7 +154,7 @@ class EndpointSupervisor(ABC):
         return ()
 
     def _called(self, call: Mapping[str, Any]) -> None:
-        """Process a call of the server, if it makes any."""
+        """Process a call of the server; overridden by services whose server makes calls."""
         raise NotImplementedError
 
     def run(self) -> int:
