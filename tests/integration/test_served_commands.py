@@ -1,6 +1,8 @@
 """Commands that a pre-imported worker runs, with the same effects as started programs."""
 
 import os
+import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import commands
 from harness.commands import run
-from harness.forked import PROGRAM
+from harness.forked import PROGRAM, Child
 from harness.installation import Installation
 from harness.namespaces import Namespace
 
@@ -47,3 +49,17 @@ def test_a_served_command_has_the_same_effects_as_a_started_one(
     served, started = (run(argv, env, folder, start=start) for start in (False, True))
     assert served == started
     assert served.status == status
+
+
+def test_a_signal_to_a_child_whose_status_is_on_its_way_is_no_error() -> None:
+    """The worker has waited for the child, but hasn't sent its status: its process id is free."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if child == 0:
+        os._exit(3)
+    status = os.waitpid(child, 0)[1]
+    process = Child(child, ours)
+    process.send_signal(signal.SIGTERM)
+    with theirs:
+        theirs.send(str(status).encode())
+        assert process.wait(9.0) == 3

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -57,7 +57,9 @@ class Child:
     def send_signal(self, number: int) -> None:
         """Send a signal to the child, unless it has exited."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # The server may have waited for it already, and its status may not be here yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the child."""
